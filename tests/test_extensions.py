@@ -143,7 +143,7 @@ def test_noise_of_equal_ranks_predicts_as_uniform_noise(extensions, data):
 
 
 class FourMethods:
-    """A noise with what `NoiseLike` asks for and nothing else."""
+    """A noise with what `Noise` asks for and nothing else."""
 
     def __init__(self, noise):
         self._noise = noise

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 
 from extremax.storage.state import State, register
-from extremax.tree.noise import NoiseBase
+from extremax.tree.noise import Noise
 
 
 @register("noise", "rank")
-class RankNoise(NoiseBase):
+class RankNoise(Noise):
     """p_n(y) is in proportion to ``(rank of y) ** -exponent``; ranks are given as an array."""
 
     def __init__(self, ranks, exponent=0.5):

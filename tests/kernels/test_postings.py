@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from extremax.solvers.sparse.correction import feature_mean
 from scipy import sparse
 
 from extremax.examples import Examples
@@ -19,7 +20,6 @@ from extremax.scores.sparse import (
     transpose_structure,
     transposed,
 )
-from extremax.solvers.sparse.correction import feature_mean
 from extremax.solvers.sparse.start import guess_rival_columns
 
 pytestmark = [pytest.mark.small, pytest.mark.reference]

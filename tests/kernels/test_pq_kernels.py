@@ -18,6 +18,7 @@ import reference
 from coverings import in_turn
 from extremax.kernels import pq as kernels
 from extremax.kernels.compile import njit
+from extremax.kernels.project import project_rows
 from extremax.kernels.simd import LANES, MOST_ENTRY, ROWS_AT_ONCE, table_sums
 from extremax.scores.dense import DenseWeights
 from extremax.scores.pq import PQSearch
@@ -190,17 +191,17 @@ def test_codes_name_the_nearest_centroids_matches_reference(size):
 
 @pytest.mark.reference
 @pytest.mark.small
-@pytest.mark.parametrize("n", [1, 7, 70])  # a tile is 32 rows, taken two at a time
+@pytest.mark.parametrize("n", [1, 7, 70])  # a tile is 32 rows
 def test_rotated_rows_match_reference(n):
     rng = np.random.default_rng(n)
     X, rotation, shift = (rng.normal(size=shape).astype(np.float32) for shape in ((n, 19), (12, 19), 12))
     out = np.full((n, 12), np.nan, np.float32)
-    kernels.rotate_rows(X, rotation, shift, out)
+    project_rows(X, rotation, shift, out)
     # sums of 19 in float32
     np.testing.assert_allclose(out, X.astype(np.float64) @ rotation.T - shift, rtol=0, atol=1e-5)
     alone = np.empty((1, 12), np.float32)
     for i in range(n):
-        kernels.rotate_rows(X[i : i + 1], rotation, shift, alone)
+        project_rows(X[i : i + 1], rotation, shift, alone)
         np.testing.assert_array_equal(alone[0], out[i])
 
 

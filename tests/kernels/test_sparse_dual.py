@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from extremax.solvers.sparse.correction import Correction, Job, TrainingRows
 from scipy import sparse
 from scipy.optimize import minimize
 
@@ -12,7 +13,6 @@ from extremax.kernels import sparse_dual
 from extremax.kernels.sparse_dual import Candidates
 from extremax.scores.sparse import csr_rows
 from extremax.solvers.sparse import correction as steps
-from extremax.solvers.sparse.correction import Correction, Job, TrainingRows
 from extremax.solvers.sparse.start import ClassSums
 from extremax.tuned import SparseConfig
 

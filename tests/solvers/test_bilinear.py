@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from extremax.solvers.sparse.correction import Job, TrainingRows, feature_mean
 from scipy import sparse
 
 from extremax import ExtremeClassifier
@@ -15,7 +16,6 @@ from extremax.kernels.bilinear import Gradient, Similarity
 from extremax.kernels.sparse_dual import Candidates
 from extremax.scores.sparse import csr_rows
 from extremax.solvers.sparse.bilinear import choose_columns, fit_bilinear
-from extremax.solvers.sparse.correction import Job, TrainingRows, feature_mean
 from extremax.tuned import DEFAULTS, replace_numbers
 
 

@@ -6,19 +6,16 @@ import numpy as np
 import pytest
 
 from extremax import ExtremeClassifier, LabelTree
-from extremax.data import planted_hierarchy
 from extremax.kernels.batch_softmax import draw_shared
 from extremax.kernels.compile import JIT_DISABLED
 from extremax.solvers import MinibatchSoftmax
 from extremax.solvers.class_sets import (
     ClassSets,
-    TreeCells,
     cell_gain,
     count_cells,
     inclusion_probabilities,
     route,
 )
-from extremax.tree.noise import class_weights
 from extremax.tuned import DEFAULTS, BatchConfig, replace_numbers
 from planted import a_dozen_classes
 
@@ -175,24 +172,3 @@ def test_cells_are_used_where_they_hold_the_labels_of_new_rows():
     choices = fit_with_cells(clear.astype(np.float32), y).choices_
     assert choices["n_cells"] == 8
     assert choices["cell_gain"] > 1.5
-
-
-def test_cells_of_a_minibatch_reference():
-    """Classes and inclusion probabilities against a loop over rows and leaves."""
-    data = planted_hierarchy(300, 100, 4, seed=1, noise_scale=0.7)
-    tree = LabelTree.fit(data.X, data.y, n_classes=100, regularization=1.0, n_jobs=1)
-    counts = np.bincount(data.y, minlength=100).astype(float)
-    cells = TreeCells.build(tree, counts, 8, exponent=0.5)
-    assert cells.n_cells == 16
-    known, expected = class_weights(counts, 0.5), np.zeros(100)
-    for cell in route(tree, data.X[:30], 16, 1):
-        inside = [c for c in tree.leaf_class[8 * cell : 8 * cell + 8] if c >= 0]
-        expected[inside] += known[inside] / known[inside].sum()
-    classes, cumulative = cells.classes_of(data.X[:30], 1)
-    np.testing.assert_array_equal(classes, np.flatnonzero(expected))
-    # One class of 30 rows in many cells: no probability reaches 1, all are proportional.
-    pi = np.diff(cumulative, prepend=0.0)
-    np.testing.assert_allclose(pi, expected[classes] / expected.sum(), rtol=1e-9)
-    all_classes, ones = cells.classes_of(data.X[:30], 100)
-    np.testing.assert_array_equal(all_classes, classes)
-    np.testing.assert_array_equal(ones, np.arange(1, len(classes) + 1))

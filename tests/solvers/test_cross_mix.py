@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from extremax.solvers.sparse.correction import Job, TrainingRows
+from extremax.solvers.sparse.cross_mix import deal_rows, fit_without, mix_by_folds
 from scipy import sparse
 
 from extremax import ExtremeClassifier
 from extremax.examples import Examples
 from extremax.kernels.sparse_start import Numbers
 from extremax.scores.sparse import csr_rows
-from extremax.solvers.sparse.correction import Job, TrainingRows
-from extremax.solvers.sparse.cross_mix import deal_rows, fit_without, mix_by_folds
 from extremax.solvers.sparse.start import ClassSums, fit_numbers
 from extremax.tuned import DEFAULTS, SparseConfig, replace_numbers
 from planted import word_rows

@@ -10,7 +10,7 @@ import reference
 from extremax.examples import Examples
 from extremax.params import OPTIMIZERS
 from extremax.solvers.optimizers import Tables, shrink
-from extremax.tree.noise import NoiseBase, UniformNoise
+from extremax.tree.noise import Noise, UniformNoise
 from extremax.tuned import DEFAULTS, replace_numbers
 from trainers import run_by_rows
 
@@ -42,7 +42,7 @@ def test_shrink_matches_reference(optimizer):
     assert np.array_equal(one.biases, several.biases)
 
 
-class Listed(NoiseBase):
+class Listed(Noise):
     """A noise whose draws stand in the projected features of each row; all classes are alike to it."""
 
     n_classes = N_CLASSES

@@ -4,10 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from scipy import sparse
-
-from extremax.examples import Examples
-from extremax.scores.sparse import SparseWeights, csr_rows
 from extremax.solvers.sparse.correction import (
     Job,
     ProposalSource,
@@ -16,6 +12,10 @@ from extremax.solvers.sparse.correction import (
     find_frequent,
     propose,
 )
+from scipy import sparse
+
+from extremax.examples import Examples
+from extremax.scores.sparse import SparseWeights, csr_rows
 from extremax.solvers.sparse.start import ClassSums, fit_numbers, make_start
 from extremax.tuned import SparseConfig
 from planted import word_rows

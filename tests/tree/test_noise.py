@@ -16,8 +16,6 @@ from extremax.tree.noise import (
     FrequencyNoise,
     MixtureNoise,
     Noise,
-    NoiseBase,
-    NoiseLike,
     TreeNoise,
     UniformNoise,
     as_noise,
@@ -240,7 +238,7 @@ def test_names_of_stored_arrays_are_those_of_version_1():
 
 
 class Bare:
-    """Only what `NoiseLike` asks for: the last class with probability one half."""
+    """Only what `Noise` asks for: the last class with probability one half."""
 
     n_classes = 3
 
@@ -262,7 +260,6 @@ class Bare:
 @pytest.mark.small
 def test_objects_with_the_four_members_are_noise():
     bare, Z = Bare(), features(5)
-    assert isinstance(bare, NoiseLike)
     noise = as_noise(bare)
     assert isinstance(noise, Noise)
     assert noise.n_classes == 3
@@ -270,7 +267,6 @@ def test_objects_with_the_four_members_are_noise():
     assert noise.shared_log_prob is noise.tree is noise.leaf_tree is None
     np.testing.assert_array_equal(noise.log_prob_all(Z), bare.log_prob_all(Z))
     np.testing.assert_array_equal(noise.sample(Z, 4, 1)[0], bare.sample(Z, 4, 1)[0])
-    assert not isinstance(object(), NoiseLike)
     mixture = MixtureNoise(bare, UniformNoise(3), weight=0.5)
     assert mixture.tree is None
     expected = np.log([0.5 / 4 + 0.5 / 3, 0.5 / 4 + 0.5 / 3, 0.5 / 2 + 0.5 / 3])
@@ -313,7 +309,7 @@ def test_registered_noise_is_restored_also_inside_a_mixture():
 @pytest.mark.error
 @pytest.mark.small
 def test_noise_base_without_state_rejects():
-    class Own(NoiseBase):
+    class Own(Noise):
         n_classes = 3
 
     with pytest.raises(TypeError, match="noise of type Own cannot be saved"):

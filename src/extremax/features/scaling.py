@@ -127,15 +127,19 @@ class ColumnScaling:
 
     def rows(self, X: Float32, out: Float32 | None = None) -> Float32:
         """Return u of dense rows, float32 (n, n_features)."""
+        u, is_long = self._standardise(X, out)
+        for i in np.flatnonzero(is_long):
+            long = self._precisely(X[i])
+            u[i] = long * (self.max_length / np.sqrt(long @ long))
+        return u
+
+    def _standardise(self, X: Float32, out: Float32 | None = None) -> tuple[Float32, Bool]:
+        """Return u in float32 before any is shortened, and which are too long."""
         with np.errstate(over="ignore", invalid="ignore"):
             u = np.multiply(X, np.float32(self.feature_scale), out=out)
             u -= self.centre
             u *= self.factor
-            squares = np.einsum("ij,ij->i", u, u)
-        for i in np.flatnonzero(~(squares <= self.max_length**2)):
-            long = self._precisely(X[i])
-            u[i] = long * (self.max_length / np.sqrt(long @ long))
-        return u
+            return u, ~(np.einsum("ij,ij->i", u, u) <= self.max_length**2)
 
     def _precisely(self, X: Float32) -> Float64:
         """Return u in float64, of unlimited length."""
@@ -148,11 +152,7 @@ class ColumnScaling:
         found = np.zeros(len(cuts), np.int64)
 
         def work(i: int) -> None:
-            with np.errstate(over="ignore", invalid="ignore"):
-                u = np.asarray(X[slice(*cuts[i])], np.float32) * np.float32(self.feature_scale)
-                u -= self.centre
-                u *= self.factor
-                is_long = ~(np.einsum("ij,ij->i", u, u) <= self.max_length**2)
+            _, is_long = self._standardise(np.asarray(X[slice(*cuts[i])], np.float32))
             found[i] = np.sum(is_long if weight is None else is_long & (weight[slice(*cuts[i])] > 0))
 
         run(work, len(cuts), n_threads)

@@ -129,16 +129,9 @@ class Whitening:
         """Turn weights for x' into weights for f x, in place."""
         matrix = np.ascontiguousarray(self.matrix.T)
         mean = (self.mean.astype(np.float64) @ self.matrix).astype(np.float32)
-        if self.scaling is None:
-            change_blocks(weights, biases, n_threads, lambda w, b: (w @ matrix, b - w @ mean))
-            return
-        factor, centre = self.scaling.factor, self.scaling.centre.astype(np.float64)
-
-        def change(w: Float32, b: Float32) -> tuple[Float32, Float32]:
-            given = (w @ matrix) * factor
-            return given, (b - w @ mean - given @ centre).astype(np.float32)
-
-        change_blocks(weights, biases, n_threads, change)
+        change_blocks(weights, biases, n_threads, lambda w, b: (w @ matrix, b - w @ mean))
+        if self.scaling is not None:
+            self.scaling.to_features(weights, biases, n_threads)
 
     def to_training(self, weights: Float32, biases: Float32, n_threads: int) -> None:
         """Turn weights for f x into weights for x', in place."""

@@ -66,7 +66,7 @@ def log1p32(e: Any) -> Any:
 @inline
 def softplus32(a: Any) -> Any:
     """Return ``log(1 + exp(a))`` without overflow: max(a, 0) + log1p(exp(-|a|))."""
-    return _HALF * (a + abs(a)) + log1p32(exp32(-abs(a)))
+    return max(a, _ZERO) + log1p32(exp32(-abs(a)))
 
 
 @inline

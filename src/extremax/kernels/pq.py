@@ -24,7 +24,6 @@ from extremax.kernels.topk import NO_LABEL, _replace_worst, exp_nonpositive, sor
 N_CENTROIDS = 16
 # Position of the byte of a class among those of its block: even and odd positions are summed separately.
 BYTE_OF = np.array([2 * (lane % 16) + lane // 16 for lane in range(LANES)])
-_TILE = 32  # rows that stay in the first cache
 CHUNK = 32  # blocks of classes that stay in the cache for all rows: one bit of a word each
 _ZERO, _HALF, _ONE = np.float32(0.0), np.float32(0.5), np.float32(1.0)
 _MINUS_INF, _SMALL, _LARGE = np.float32(-np.inf), np.float32(1e-30), np.float32(1e30)
@@ -59,7 +58,6 @@ def trailing_zeros(mask):
     return place
 
 
-@njit
 def encode(directions, centroids, first, codes, alignment):
     """Encode the directions u of the classes from place `first` on.
 
@@ -72,76 +70,13 @@ def encode(directions, centroids, first, codes, alignment):
     alignment : (n,)
         Filled with u . u'.
     """
-    n_subvectors, size = 2 * codes.shape[1], centroids.shape[1]
-    squares = np.empty(N_CENTROIDS, np.float32)
-    for c in range(N_CENTROIDS):
-        squares[c] = _ZERO
-        for k in range(size):
-            squares[c] += centroids[c, k] * centroids[c, k]
-    far = np.empty(N_CENTROIDS, np.float32)
-    for i in range(directions.shape[0]):
-        block, lane = (first + i) // LANES, (first + i) % LANES
-        place = BYTE_OF[lane]
-        total = _ZERO
-        for m in range(n_subvectors):
-            for c in range(N_CENTROIDS):
-                far[c] = squares[c] * _HALF
-            for k in range(size):
-                value = directions[i, m * size + k]
-                for c in range(N_CENTROIDS):
-                    far[c] -= value * centroids[c, k]
-            nearest = 0
-            for c in range(1, N_CENTROIDS):
-                if far[c] < far[nearest]:
-                    nearest = c
-            total += squares[nearest] * _HALF - far[nearest]
-            if m % 2 == 0:
-                codes[block, m // 2, place] = nearest
-            else:
-                codes[block, m // 2, place] |= nearest << 4
-        alignment[i] = total
-
-
-@inline
-def _eight_sums(x, z, table, first):
-    """Return x.w and z.w for four consecutive rows w of `table`."""
-    w0, w1, w2, w3 = table[first], table[first + 1], table[first + 2], table[first + 3]
-    a0, a1, a2, a3 = _ZERO, _ZERO, _ZERO, _ZERO
-    b0, b1, b2, b3 = _ZERO, _ZERO, _ZERO, _ZERO
-    for k in range(x.shape[0]):
-        u, v = x[k], z[k]
-        a0 += u * w0[k]
-        a1 += u * w1[k]
-        a2 += u * w2[k]
-        a3 += u * w3[k]
-        b0 += v * w0[k]
-        b1 += v * w1[k]
-        b2 += v * w2[k]
-        b3 += v * w3[k]
-    return a0, a1, a2, a3, b0, b1, b2, b3
-
-
-@inline
-def _put(out, first, a0, a1, a2, a3, shift):
-    """Store four numbers less their shifts."""
-    out[first] = a0 - shift[first]
-    out[first + 1] = a1 - shift[first + 1]
-    out[first + 2] = a2 - shift[first + 2]
-    out[first + 3] = a3 - shift[first + 3]
-
-
-@njit
-def rotate_rows(X, rotation, shift, out):
-    """Fill ``out = X @ rotation.T - shift``; `rotation` has a multiple of four rows."""
-    n = X.shape[0]
-    for tile in range(0, n, _TILE):
-        last = min(tile + _TILE, n)
-        for first in range(0, rotation.shape[0], 4):
-            for i in range(tile, last, 2):
-                j = min(i + 1, last - 1)
-                a0, a1, a2, a3, b0, b1, b2, b3 = _eight_sums(X[i], X[j], rotation, first)
-                _put(out[i], first, a0, a1, a2, a3, shift)
-                _put(out[j], first, b0, b1, b2, b3, shift)
+    subvectors = directions.reshape(len(directions), 2 * codes.shape[1], centroids.shape[1])
+    half = 0.5 * np.einsum("ck,ck->c", centroids, centroids)
+    far = half - subvectors @ centroids.T
+    nearest = far.argmin(axis=2).astype(np.uint8)
+    alignment[:] = (half[nearest] - far.min(axis=2)).sum(axis=1)
+    places = first + np.arange(len(directions))
+    codes[places // LANES, :, BYTE_OF[places % LANES]] = nearest[:, ::2] | (nearest[:, 1::2] << 4)
 
 
 @njit

@@ -43,8 +43,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from extremax.kernels.compile import by_class, helper, njit
-from extremax.kernels.math import exp32, log1p32, sigmoid32
+from extremax.kernels.compile import by_class, helper, inline, njit
+from extremax.kernels.math import exp32, sigmoid32, softplus32
 
 
 class NegativeSampling(NamedTuple):
@@ -84,75 +84,73 @@ class AugmentReduce(NamedTuple):
     rate: np.float32
 
 
+_ZERO, _ONE = np.float32(0.0), np.float32(1.0)
 # exp of a larger margin counts as exp of this: otherwise the eta of such a row stays too large for epochs
 _MARGIN_MAX = np.float32(20.0)
 
 
 @helper
-def _softplus(a: Any) -> Any:
-    return max(a, np.float32(0.0)) + log1p32(exp32(-abs(a)))
+def logistic(pairs: Any, penalty: Any, is_raw: bool, log_m: Any, share: Any, by_eta: bool, rows: Any) -> None:
+    """Compute a logistic loss of every score by itself, for a range of rows.
+
+    Parameters
+    ----------
+    is_raw
+        Whether the penalty is on xi instead of s.
+    log_m
+        What is subtracted from the logits: log m for NCE, else 0.
+    share
+        Weight of each negative.
+    by_eta
+        Whether `pairs.eta` is 0 for positives and 1 for negatives; otherwise column 0 is the positive.
+    """
+    scores, log_base, log_noise, row_weight = pairs.scores, pairs.log_base, pairs.log_noise, pairs.row_weight
+    for i in range(rows[0], rows[1]):
+        total = np.float64(0.0)
+        for j in range(scores.shape[1]):
+            s = scores[i, j] + log_base[i, j]
+            a = s - log_noise[i, j] - log_m
+            penalized = scores[i, j] if is_raw else s
+            weight, sign = share, np.float32(1.0)
+            if pairs.eta[i] == np.float32(0.0) if by_eta else j == 0:
+                weight, sign = np.float32(1.0), np.float32(-1.0)
+            c = np.float32(2.0) * penalty * penalized + sign * sigmoid32(sign * a)
+            pairs.coefficients[i, j] = row_weight[i] * weight * c
+            total += weight * (softplus32(sign * a) + penalty * penalized * penalized)
+        pairs.losses[i] = row_weight[i] * total
+
+
+@inline
+def log_count(n_negatives: Any) -> Any:
+    """Return log m, as NCE subtracts it from its logits."""
+    return np.float32(np.log(max(n_negatives, 1)))
+
+
+@inline
+def share_of(n_negatives: Any) -> Any:
+    """Return the weight of a negative in negative sampling, 1 / m."""
+    return _ONE / np.float32(max(n_negatives, 1))
 
 
 @njit
 def negative_sampling(settings: Any, pairs: Any, start: int, stop: int) -> None:
     """Compute the paper's Eq. 6 with m negatives per positive."""
-    scores, log_base, log_noise, row_weight = pairs.scores, pairs.log_base, pairs.log_noise, pairs.row_weight
-    penalty, coefficients = settings.penalty, pairs.coefficients
-    width = scores.shape[1]
-    inverse_m = np.float32(1.0) / np.float32(max(width - 1, 1))
-    for i in range(start, stop):
-        s = scores[i, 0] + log_base[i, 0]
-        a = s - log_noise[i, 0]
-        coefficients[i, 0] = row_weight[i] * (np.float32(2.0) * penalty * s - sigmoid32(-a))
-        total = np.float64(_softplus(-a) + penalty * s * s)
-        for j in range(1, width):
-            s = scores[i, j] + log_base[i, j]
-            a = s - log_noise[i, j]
-            coefficients[i, j] = row_weight[i] * inverse_m * (np.float32(2.0) * penalty * s + sigmoid32(a))
-            total += inverse_m * (_softplus(a) + penalty * s * s)
-        pairs.losses[i] = row_weight[i] * total
+    share = share_of(pairs.scores.shape[1] - 1)
+    logistic(pairs, settings.penalty, False, _ZERO, share, False, (start, stop))
 
 
 @njit
 def raw_negative_sampling(settings: Any, pairs: Any, start: int, stop: int) -> None:
     """Compute Eq. 6 with the penalty on xi alone, as the authors' code has it for noise without x."""
-    scores, log_base, log_noise, row_weight = pairs.scores, pairs.log_base, pairs.log_noise, pairs.row_weight
-    penalty, coefficients = settings.penalty, pairs.coefficients
-    width = scores.shape[1]
-    inverse_m = np.float32(1.0) / np.float32(max(width - 1, 1))
-    for i in range(start, stop):
-        xi = scores[i, 0]
-        a = xi + log_base[i, 0] - log_noise[i, 0]
-        coefficients[i, 0] = row_weight[i] * (np.float32(2.0) * penalty * xi - sigmoid32(-a))
-        total = np.float64(_softplus(-a) + penalty * xi * xi)
-        for j in range(1, width):
-            xi = scores[i, j]
-            a = xi + log_base[i, j] - log_noise[i, j]
-            coefficients[i, j] = row_weight[i] * inverse_m * (np.float32(2.0) * penalty * xi + sigmoid32(a))
-            total += inverse_m * (_softplus(a) + penalty * xi * xi)
-        pairs.losses[i] = row_weight[i] * total
+    share = share_of(pairs.scores.shape[1] - 1)
+    logistic(pairs, settings.penalty, True, _ZERO, share, False, (start, stop))
 
 
 @njit
 def noise_contrastive(settings: Any, pairs: Any, start: int, stop: int) -> None:
     """Compute the logistic loss of NCE, with logits xi - log(m p_n)."""
-    scores, log_base, log_noise, row_weight = pairs.scores, pairs.log_base, pairs.log_noise, pairs.row_weight
-    penalty, coefficients = settings.penalty, pairs.coefficients
-    width = scores.shape[1]
-    log_m = np.float32(np.log(max(width - 1, 1)))
-    for i in range(start, stop):
-        total = np.float64(0.0)
-        for j in range(width):
-            s = scores[i, j] + log_base[i, j]
-            a = s - log_noise[i, j] - log_m
-            if j == 0:
-                c = -sigmoid32(-a)
-                total += _softplus(-a) + penalty * s * s
-            else:
-                c = sigmoid32(a)
-                total += _softplus(a) + penalty * s * s
-            coefficients[i, j] = row_weight[i] * (c + np.float32(2.0) * penalty * s)
-        pairs.losses[i] = row_weight[i] * total
+    log_m = log_count(pairs.scores.shape[1] - 1)
+    logistic(pairs, settings.penalty, False, log_m, _ONE, False, (start, stop))
 
 
 @njit
@@ -218,7 +216,7 @@ def one_vs_each(settings: Any, pairs: Any, start: int, stop: int) -> None:
                 v = exp32(log_weight - log_noise[i, j])
                 c = v * sigmoid32(s - first)
                 pull += c
-                total += np.float64(v) * _softplus(s - first) + inverse_m * penalty * s * s
+                total += np.float64(v) * softplus32(s - first) + inverse_m * penalty * s * s
                 c += inverse_m * np.float32(2.0) * penalty * s
             coefficients[i, j] = row_weight[i] * c
         coefficients[i, 0] = row_weight[i] * (np.float32(2.0) * penalty * first - np.float32(pull))

@@ -39,8 +39,9 @@ from scipy.cluster.vq import kmeans2
 
 from extremax.calibration import Calibration, mix_uniform
 from extremax.kernels import pq as kernels
+from extremax.kernels.project import project_rows
 from extremax.kernels.simd import BYTE_SHUFFLE, CODES_AT_ONCE, LANES, ROWS_AT_ONCE
-from extremax.runtime.products import one_blas_thread
+from extremax.runtime.products import one_blas_thread, read_only
 from extremax.runtime.threads import run, split
 from extremax.scores.base import Scorer, Weights
 from extremax.scores.dense import DenseWeights
@@ -50,6 +51,7 @@ from extremax.storage.state import State, register
 from extremax.tuned import PQConfig, restore_numbers
 from extremax.types import Features, Float32, Float64, Int32, Int64
 
+_CONFIG = PQConfig()
 _BLOCK_ROWS = 2048  # rows that are searched together: weights are read once for all of them ...
 _BLOCK_CANDIDATES = 1 << 22  # ... fewer rows where these have more candidates in all
 _TABLE_ROWS = 256  # rows whose tables fit in the second cache
@@ -64,23 +66,15 @@ _KNOTS = 4  # ... at so many of them
 _NUMBERS = ("width", "recall", "tail_correction", "temperature", "max_square", "n_epochs")
 
 
-def sample_size(n_features: int, config: PQConfig | None = None) -> int:
+def sample_size(n_features: int, config: PQConfig = _CONFIG) -> int:
     """Return the number of training rows that `PQSearch.fit` can use."""
-    config = config or PQConfig()
     rows = int(np.clip(config.rows_per_feature * n_features, config.min_rows, config.max_rows))
     return rows + config.max_width_rows
 
 
-def _pays(n_classes: int, n_features: int, config: PQConfig | None = None) -> bool:
-    """Return whether a problem has classes enough, and not too many features, for this search."""
-    config = config or PQConfig()
-    return n_classes >= config.min_classes and n_features <= config.max_features
-
-
-def index_bytes(n_classes: int, n_features: int, config: PQConfig | None = None) -> tuple[int, int]:
+def index_bytes(n_classes: int, n_features: int, config: PQConfig = _CONFIG) -> tuple[int, int]:
     """Return the bytes of a `PQSearch`, and those that fitting it takes in addition; zeros if none pays."""
-    config = config or PQConfig()
-    if not _pays(n_classes, n_features, config):
+    if n_classes < config.min_classes or n_features > config.max_features:
         return 0, 0
     n_subvectors, size = _subvectors(n_features, config)
     n_places = -(-n_classes // LANES) * LANES
@@ -198,7 +192,7 @@ class PQSearch:
         temperature: float = 1.0,
         n_epochs: int = 0,
         n_threads: int = 1,
-        config: PQConfig | None = None,
+        config: PQConfig = _CONFIG,
     ) -> PQSearch:
         """Encode the classes, and choose the default width and the tail-mass correction.
 
@@ -218,7 +212,6 @@ class PQSearch:
         n_epochs
             Epochs that the model has been trained for.
         """
-        config = config or PQConfig()
         if held_out is None or len(held_out) < config.enough_width_rows:
             n_fit = len(rows) - min(config.max_width_rows, len(rows) // 3)
             rows, held_out = rows[:n_fit], rows[n_fit:]
@@ -260,8 +253,7 @@ class PQSearch:
 
         Least squares over rows whose best class is found, at temperatures around the model's.
         """
-        rotated = np.empty((len(X), len(self.rotation)), np.float32)
-        kernels.rotate_rows(X, self.rotation, self.shift, rotated)
+        rotated = self._rotate(X)
         squares = np.square(rotated[:, :-_COMMON_ROWS], dtype=np.float64).sum(axis=1)
         finite = squares[np.isfinite(squares)]  # a row may be too far from all others for float32
         max_square = float(np.quantile(finite, self.config.tail_quantile)) if len(finite) else 0.0
@@ -409,13 +401,18 @@ class PQSearch:
             labels[crowded], mixed[crowded] = ExactSearch().topk(scorer, X[crowded], k, n_threads=n_threads)
         return labels, mixed
 
+    def _rotate(self, x: Float32) -> Float32:
+        """Return z of some rows, and the term that the scores of all classes share."""
+        rotated = np.empty((len(x), len(self.rotation)), np.float32)
+        project_rows(read_only(x), read_only(self.rotation), self.shift, rotated)
+        return rotated
+
     def _find_candidates(
         self, x: Float32, n_threshold: int, inverses: Float32, places: Int32, counts: Int32
     ) -> Float32:
         """Fill `places` and `counts` of each row; return the log of the tail mass at each temperature."""
         n_groups, n_tables = -(-len(x) // ROWS_AT_ONCE), 2 * self.codes.shape[1]
-        rotated = np.empty((len(x), len(self.rotation)), np.float32)
-        kernels.rotate_rows(x, self.rotation, self.shift, rotated)
+        rotated = self._rotate(x)
         shape = (n_groups, ROWS_AT_ONCE)
         tables = kernels.Tables(
             np.empty((*shape, n_tables, kernels.N_CENTROIDS), np.uint8), *np.empty((2, *shape), np.float32)

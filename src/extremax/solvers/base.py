@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, NamedTuple, Protocol, Self
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,24 +28,6 @@ from extremax.types import Bool, Features, Float32
 
 _BLOCK_VALUES = 1 << 24  # of rows that are squared in float64 at a time
 _PROJECTED_LIMIT = 2.0  # of the longest row in training: the longest row of a projection
-
-
-class Parameters(Protocol):
-    """What a trainer changes: weights, and what it needs beside them to go on."""
-
-    kind: ClassVar[str]
-
-    def copy(self) -> Self:
-        """Return a copy of the weights that later training does not change."""
-        ...
-
-    def restore(self, other: Any) -> None:
-        """Take back the weights of a copy."""
-        ...
-
-    def training_state(self) -> State:
-        """Return what further training needs beside the weights."""
-        ...
 
 
 @dataclass

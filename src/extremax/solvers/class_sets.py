@@ -114,50 +114,6 @@ class ClassSets:
         return out
 
 
-@dataclass(frozen=True)
-class TreeCells:
-    """Cells of a label tree, for minibatches whose rows belong to many of them.
-
-    Attributes
-    ----------
-    leaf_class : (n_leaves,)
-        Class of each leaf, -1 for padding.
-    leaf_weight : (n_leaves,)
-        ``counts ** exponent`` of the class, divided by the sum over its cell; 0 for padding.
-    n_cells : int
-        A power of two.
-    """
-
-    tree: LabelTree
-    leaf_class: Int32
-    leaf_weight: Float64
-    n_cells: int
-
-    @classmethod
-    def build(cls, tree: LabelTree, counts: Float64, leaves_per_cell: int, *, exponent: float) -> TreeCells:
-        leaves = tree.leaf_class
-        n_cells = max(1, len(leaves) // leaves_per_cell)
-        weight = np.where(leaves >= 0, class_weights(counts, exponent)[np.maximum(leaves, 0)], 0.0)
-        sums = weight.reshape(n_cells, -1).sum(axis=1)
-        weight = weight / np.repeat(np.where(sums > 0.0, sums, 1.0), len(leaves) // n_cells)
-        return cls(tree, leaves, weight, n_cells)
-
-    def classes_of(self, Z: Float32, size: int) -> tuple[Int32, Float64]:
-        """Return the classes of the cells of the rows, ascending, and their cumulated inclusion
-        probabilities, which sum to `size` or to the number of the classes.
-
-        Every row gives its cell the same weight: a class is the more probable, the more rows have it near.
-        """
-        cells, number = np.unique(route(self.tree, Z, self.n_cells, 1), return_counts=True)
-        width = len(self.leaf_class) // self.n_cells
-        leaves = (cells[:, None].astype(np.int64) * width + np.arange(width)).ravel()
-        leaves = leaves[self.leaf_class[leaves] >= 0]
-        weight = self.leaf_weight[leaves] * number[np.searchsorted(cells, leaves // width)]
-        classes = self.leaf_class[leaves]
-        order = np.argsort(classes)
-        return classes[order], np.cumsum(inclusion_probabilities(weight[order], size))
-
-
 def count_cells(n_pairs: int, depth: int, config: BatchConfig) -> int:
     """Return a number of cells, a power of two, with a few thousand rows each on average; 1 means none."""
     most = min(n_pairs // config.rows_per_cell, config.max_cells, 1 << max(depth - config.cell_levels, 0))

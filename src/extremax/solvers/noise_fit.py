@@ -17,7 +17,6 @@ from extremax.tree.noise import (
     Noise,
     TreeNoise,
     UniformNoise,
-    projection_of,
 )
 from extremax.tree.tuning import TunedTree, fit_tuned
 from extremax.types import Float32
@@ -138,7 +137,7 @@ def own_projection(noise: str | Noise, n_features: int) -> PCA | None:
     """Return the projection to the features of a tree that the user gave; None where there is no tree."""
     if isinstance(noise, str) or noise.tree is None:
         return None
-    projection = projection_of(noise)
+    projection = noise.projection
     if projection is None:
         if noise.tree.n_components != n_features:
             raise ValueError(

@@ -23,6 +23,7 @@ from extremax.runtime.threads import run, split
 from extremax.scores.base import Weights
 from extremax.storage import checks
 from extremax.storage.state import State
+from extremax.tree.layout import aligned
 from extremax.types import Float32, Int64
 
 _BLOCK_BYTES = 1 << 18  # of weights that a thread shrinks at a time
@@ -51,9 +52,9 @@ class Tables:
     ) -> Tables:
         """Start at zero: debiased scores then equal the noise distribution."""
         return cls(
-            weights=_aligned((n_classes, n_features), 0.0),
+            weights=aligned((n_classes, n_features)),
             biases=np.zeros(n_classes, np.float32),
-            squares=_aligned((n_classes, _columns(n_features, optimizer)), initial_square),
+            squares=aligned((n_classes, _columns(n_features, optimizer)), initial_square),
             bias_squares=np.full(n_classes, initial_square, np.float32),
         )
 
@@ -93,7 +94,7 @@ class Tables:
         """
         n_old, n = self.n_classes, len(biases)
         given = weights, biases, _median(self.squares, n), _median(self.bias_squares, n)
-        whole = Tables(*(_aligned((n_old + n, *array.shape[1:])) for array in self.arrays))
+        whole = Tables(*(aligned((n_old + n, *array.shape[1:]), None) for array in self.arrays))
         for array, old, added in zip(whole.arrays, self.arrays, given, strict=True):
             array[:n_old], array[n_old:] = old, added
         return whole
@@ -128,7 +129,7 @@ class Tables:
 
 def _copied(array: Float32, index: Int64) -> Float32:
     """Return some lines of a table in memory of its own."""
-    out = _aligned((len(index), *array.shape[1:]))
+    out = aligned((len(index), *array.shape[1:]), None)
     np.take(array, index, axis=0, out=out, mode="clip")  # "raise" would copy twice
     return out
 
@@ -170,48 +171,15 @@ class ShardedTables:
     def n_classes(self) -> int:
         return sum(part.n_classes for part in self.parts)
 
-    def copy(self) -> Tables:
-        """Return a copy of weights and biases."""
-        return self.joined.copy()
-
-    def restore(self, other: Tables) -> None:
-        """Take back the weights and biases of a copy."""
-        self.joined.restore(other)
-
-    def take(self, index: Int64) -> Tables:
-        """Return the lines of some classes, in a given order."""
-        return self.joined.take(index)
-
-    def plus(self, weights: Float32, biases: Float32) -> Tables:
-        """Return the tables with further classes behind the others."""
-        return self.joined.plus(weights, biases)
-
-    def training_state(self) -> State:
-        """Return what further training needs beside the weights, as tables of one piece do."""
-        return self.joined.training_state()
-
     def __getattr__(self, name: str) -> Any:
-        """Find arrays in the joined tables."""
-        if name in ("weights", "biases", "squares", "bias_squares", "arrays", "per_weight"):
-            return getattr(self.joined, name)
-        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        """Do everything else with the joined tables."""
+        if name.startswith("_") or name == "parts":  # asked for by copy and pickle, before there are any
+            raise AttributeError(name)
+        return getattr(self.joined, name)
 
 
 def _columns(n_features: int, optimizer: str) -> int:
     return {"adagrad": n_features, "adagrad_row": 1, "sgd": 0}[optimizer]
-
-
-def _aligned(shape: tuple[int, ...], fill: float | None = None) -> Float32:
-    """Return an array, filled or not, that starts on a cache line: a row of 512 weights then touches 32
-    lines, not 33.
-    """
-    size = int(np.prod(shape, dtype=np.int64)) * 4
-    raw = np.empty(size + 64, np.uint8)
-    offset = -raw.ctypes.data % 64
-    out = raw[offset : offset + size].view(np.float32).reshape(shape)
-    if fill is not None:
-        out[...] = fill
-    return out
 
 
 def shrink(tables: Tables, strength: float, learning_rate: float, n_threads: int) -> None:

@@ -4,7 +4,7 @@ Bias removal adds log p_n(y|x) to a score (paper, Eq. 5) and the regularizer act
 need log p_n itself, not log p_n up to a constant.  ``Z`` is the projection of the features that the tree of
 a noise distribution was fitted on, one row per row of X; it has no columns where there is no tree.
 
-A new distribution is one class, derived from `NoiseBase`, with ``n_classes``, ``sample``, ``log_prob`` and
+A new distribution is one class, derived from `Noise`, with ``n_classes``, ``sample``, ``log_prob`` and
 ``log_prob_all``.  To make models with it loadable, give it ``state`` and ``from_state`` and decorate it with
 ``register("noise", kind)`` of `extremax.storage.state`.
 """
@@ -12,7 +12,7 @@ A new distribution is one class, derived from `NoiseBase`, with ``n_classes``, `
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -34,85 +34,56 @@ _EDITED_ROWS = 256  # rows whose probabilities of all classes are in memory toge
 _MEAN_ROWS = 16  # rows of all classes held at once: 640 MB for ten million classes
 
 
-@runtime_checkable
-class NoiseLike(Protocol):
-    """What a distribution must have to be used as ``ExtremeClassifier(noise=...)``.
+class Noise:
+    """A distribution over classes, as training, prediction and storage read it.
 
-    `as_noise` adds the rest of `Noise`.
-    """
-
-    @property
-    def n_classes(self) -> int: ...
-
-    def sample(
-        self, Z: Float32, n_draws: int = 1, seed: int = 0, *, n_jobs: int | None = None
-    ) -> tuple[Int32, Float32]:
-        """Draw `n_draws` classes per row: labels and their log-probabilities, both (n, n_draws)."""
-        ...
-
-    def log_prob(self, Z: Float32, labels: Int32, *, n_jobs: int | None = None) -> Float32:
-        """Return log p_n(labels | row), for labels (n,) or (n, m)."""
-        ...
-
-    def log_prob_all(self, Z: Float32, *, out: Float32 | None = None, n_jobs: int | None = None) -> Float32:
-        """Return log p_n of every class: (n, n_classes)."""
-        ...
-
-
-@runtime_checkable
-class Noise(NoiseLike, Protocol):
-    """What training, prediction and storage read of a noise distribution."""
-
-    @property
-    def needs_features(self) -> bool:
-        """Whether log p_n depends on the row; if not, `shared_log_prob` holds it for all rows."""
-        ...
-
-    @property
-    def shared_log_prob(self) -> Float32 | None:
-        """log p_n (n_classes,) that all rows share, or None."""
-        ...
-
-    @property
-    def tree(self) -> LabelTree | None:
-        """The first label tree inside the distribution, or None."""
-        ...
-
-    @property
-    def leaf_tree(self) -> LabelTree | None:
-        """The tree whose own log-probabilities are exactly log p_n, or None."""
-        ...
-
-    def state(self) -> State:
-        """Return what a model folder stores of it."""
-        ...
-
-
-class NoiseBase:
-    """Defaults of the optional part of `Noise`: depends on the row, has no tree, cannot be saved.
+    A class derived from it has ``n_classes``, ``sample``, ``log_prob`` and ``log_prob_all``.  By default it
+    depends on the row, has no tree and cannot be saved.
 
     Examples
     --------
-    >>> class OwnNoise(NoiseBase):
+    >>> class OwnNoise(Noise):
     ...     n_classes = 3  # and sample, log_prob, log_prob_all
     >>> OwnNoise().needs_features, OwnNoise().tree
     (True, None)
     """
 
     @property
+    def n_classes(self) -> int:
+        raise NotImplementedError
+
+    def sample(
+        self, Z: Float32, n_draws: int = 1, seed: int = 0, *, n_jobs: int | None = None
+    ) -> tuple[Int32, Float32]:
+        """Draw `n_draws` classes per row: labels and their log-probabilities, both (n, n_draws)."""
+        raise NotImplementedError
+
+    def log_prob(self, Z: Float32, labels: Int32, *, n_jobs: int | None = None) -> Float32:
+        """Return log p_n(labels | row), for labels (n,) or (n, m)."""
+        raise NotImplementedError
+
+    def log_prob_all(self, Z: Float32, *, out: Float32 | None = None, n_jobs: int | None = None) -> Float32:
+        """Return log p_n of every class: (n, n_classes)."""
+        raise NotImplementedError
+
+    @property
     def needs_features(self) -> bool:
+        """Whether log p_n depends on the row; if not, `shared_log_prob` holds it for all rows."""
         return self.shared_log_prob is None
 
     @property
     def shared_log_prob(self) -> Float32 | None:
+        """log p_n (n_classes,) that all rows share, or None."""
         return None
 
     @property
     def tree(self) -> LabelTree | None:
+        """The first label tree inside the distribution, or None."""
         return None
 
     @property
     def leaf_tree(self) -> LabelTree | None:
+        """The tree whose own log-probabilities are exactly log p_n, or None."""
         return None
 
     @property
@@ -121,6 +92,7 @@ class NoiseBase:
         return None
 
     def state(self) -> State:
+        """Return what a model folder stores of it."""
         raise _not_savable(self)
 
 
@@ -131,33 +103,36 @@ def _not_savable(noise: object) -> TypeError:
     )
 
 
-class _Adapted(NoiseBase):
-    """A distribution with the four members of `NoiseLike` alone, and the defaults for the rest."""
+class _Adapted(Noise):
+    """A distribution with the four members that `Noise` asks for, and the defaults for the rest."""
 
-    def __init__(self, noise: NoiseLike) -> None:
+    def __init__(self, noise: Any) -> None:
         self.wrapped = noise
 
     @property
     def n_classes(self) -> int:
-        return self.wrapped.n_classes
+        return int(self.wrapped.n_classes)
 
     def sample(
         self, Z: Float32, n_draws: int = 1, seed: int = 0, *, n_jobs: int | None = None
     ) -> tuple[Int32, Float32]:
-        return self.wrapped.sample(Z, n_draws, seed, n_jobs=n_jobs)
+        labels, log_prob = self.wrapped.sample(Z, n_draws, seed, n_jobs=n_jobs)
+        return labels, log_prob
 
     def log_prob(self, Z: Float32, labels: Int32, *, n_jobs: int | None = None) -> Float32:
-        return self.wrapped.log_prob(Z, labels, n_jobs=n_jobs)
+        found: Float32 = self.wrapped.log_prob(Z, labels, n_jobs=n_jobs)
+        return found
 
     def log_prob_all(self, Z: Float32, *, out: Float32 | None = None, n_jobs: int | None = None) -> Float32:
-        return self.wrapped.log_prob_all(Z, out=out, n_jobs=n_jobs)
+        found: Float32 = self.wrapped.log_prob_all(Z, out=out, n_jobs=n_jobs)
+        return found
 
     def state(self) -> State:
         raise _not_savable(self.wrapped)
 
 
-def as_noise(noise: NoiseLike) -> Noise:
-    """Return `noise` itself if it has all of `Noise`, else a wrapper with the defaults of `NoiseBase`.
+def as_noise(noise: Any) -> Noise:
+    """Return `noise` itself if it is a `Noise`, else a wrapper with the defaults of one.
 
     A label tree is `TreeNoise` without a projection.
 
@@ -167,16 +142,11 @@ def as_noise(noise: NoiseLike) -> Noise:
     >>> as_noise(noise) is noise
     True
     """
-    from extremax.tree.label_tree import LabelTree
+    from extremax.tree import LabelTree
 
-    if isinstance(noise, LabelTree):  # it has the methods of a distribution, and no more
+    if isinstance(noise, LabelTree):
         return TreeNoise(noise)
     return noise if isinstance(noise, Noise) else _Adapted(noise)
-
-
-def projection_of(noise: Noise) -> PCA | None:
-    """Return the projection of the features to those of the tree of `noise`, if it has one of its own."""
-    return noise.projection if isinstance(noise, NoiseBase) else None
 
 
 def class_weights(counts: NDArray[Any], exponent: float) -> Float64:
@@ -197,7 +167,22 @@ def class_weights(counts: NDArray[Any], exponent: float) -> Float64:
     return weights
 
 
-class _Unconditional(NoiseBase):
+class _ByPosition(Noise):
+    """A distribution that can draw for some rows of a window without the others."""
+
+    def sample(
+        self, Z: Float32, n_draws: int = 1, seed: int = 0, *, n_jobs: int | None = None
+    ) -> tuple[Int32, Float32]:
+        return self.sample_at(Z, ROW_NUMBERS, n_draws, seed, n_jobs=n_jobs)
+
+    def sample_at(
+        self, Z: Float32, positions: Int64, n_draws: int, seed: int, *, n_jobs: int | None = None
+    ) -> tuple[Int32, Float32]:
+        """Draw what `sample` draws for rows of these numbers."""
+        raise NotImplementedError
+
+
+class _Unconditional(_ByPosition):
     """A fixed distribution over classes, drawn in O(1) by an alias table."""
 
     def __init__(self, prob: Float64) -> None:
@@ -220,15 +205,9 @@ class _Unconditional(NoiseBase):
     def shared_log_prob(self) -> Float32:
         return self.log_prob_
 
-    def sample(
-        self, Z: Float32, n_draws: int = 1, seed: int = 0, *, n_jobs: int | None = None
-    ) -> tuple[Int32, Float32]:
-        return self.sample_at(Z, ROW_NUMBERS, n_draws, seed, n_jobs=n_jobs)
-
     def sample_at(
         self, Z: Float32, positions: Int64, n_draws: int, seed: int, *, n_jobs: int | None = None
     ) -> tuple[Int32, Float32]:
-        """Draw what `sample` draws for rows of these numbers."""
         labels = np.empty((len(Z), n_draws), np.int32)
         log_noise = np.empty((len(Z), n_draws), np.float32)
         blocks, key = split(len(Z), _ROWS_PER_TASK), np.uint64(check_random_state(seed))
@@ -318,7 +297,7 @@ class FrequencyNoise(_Unconditional):
 
 
 @register("noise", "tree")
-class TreeNoise(NoiseBase):
+class TreeNoise(_ByPosition):
     """The label tree as noise: p_n(y|x) of the paper's section 3.
 
     Parameters
@@ -352,26 +331,20 @@ class TreeNoise(NoiseBase):
         return self._tree
 
     @property
-    def projection(self) -> PCA | None:
-        return self._projection
-
-    @property
     def leaf_tree(self) -> LabelTree:
         return self._tree
+
+    @property
+    def projection(self) -> PCA | None:
+        return self._projection
 
     @property
     def n_classes(self) -> int:
         return self.tree.n_classes
 
-    def sample(
-        self, Z: Float32, n_draws: int = 1, seed: int = 0, *, n_jobs: int | None = None
-    ) -> tuple[Int32, Float32]:
-        return self.tree.sample(Z, n_draws, seed, n_jobs=n_jobs)
-
     def sample_at(
         self, Z: Float32, positions: Int64, n_draws: int, seed: int, *, n_jobs: int | None = None
     ) -> tuple[Int32, Float32]:
-        """Draw what `sample` draws for rows of these numbers."""
         return self.tree.sample_at(Z, positions, n_draws, seed, n_jobs=n_jobs)
 
     def log_prob(self, Z: Float32, labels: Int32, *, n_jobs: int | None = None) -> Float32:
@@ -391,7 +364,7 @@ class TreeNoise(NoiseBase):
 
 
 @register("noise", "mixture")
-class MixtureNoise(NoiseBase):
+class MixtureNoise(_ByPosition):
     """The mixture ``weight * first + (1 - weight) * second``.
 
     A mixture with `UniformNoise` or `FrequencyNoise` bounds the probability of every class from below, where
@@ -412,7 +385,7 @@ class MixtureNoise(NoiseBase):
     [[0.375, 0.625]]
     """
 
-    def __init__(self, first: NoiseLike, second: NoiseLike, *, weight: float) -> None:
+    def __init__(self, first: Any, second: Any, *, weight: float) -> None:
         if first.n_classes != second.n_classes:
             raise ValueError(
                 f"MixtureNoise mixes distributions over the same classes; got {first.n_classes} and"
@@ -435,8 +408,7 @@ class MixtureNoise(NoiseBase):
 
     @property
     def projection(self) -> PCA | None:
-        """Projection of the features to those of the tree, if it has one of its own."""
-        return projection_of(self.second if self.first.tree is None else self.first)
+        return self.second.projection if self.first.tree is None else self.first.projection
 
     def _mix(self, a: Float32, b: Float32, out: Float32 | None) -> Float32:
         # `a` and `b` may be a component's own arrays: only `out` is written to.
@@ -444,15 +416,9 @@ class MixtureNoise(NoiseBase):
         np.logaddexp(mixed, b + np.float32(np.log1p(-self.weight)), out=mixed)
         return mixed
 
-    def sample(
-        self, Z: Float32, n_draws: int = 1, seed: int = 0, *, n_jobs: int | None = None
-    ) -> tuple[Int32, Float32]:
-        return self.sample_at(Z, ROW_NUMBERS, n_draws, seed, n_jobs=n_jobs)
-
     def sample_at(
         self, Z: Float32, positions: Int64, n_draws: int, seed: int, *, n_jobs: int | None = None
     ) -> tuple[Int32, Float32]:
-        """Draw what `sample` draws for rows of these numbers."""
         # Both components draw and a third hash chooses: a draw stays a pure function of (seed, row, column).
         # The three seeds are independent, so that a mixture inside a mixture does not repeat the choice of
         # the outer one.
@@ -492,8 +458,9 @@ class MixtureNoise(NoiseBase):
 
 def draws_by_position(noise: Noise) -> bool:
     """Whether draws of some rows of a window can be made without the others."""
-    parts = (noise.first, noise.second) if isinstance(noise, MixtureNoise) else ()
-    return hasattr(noise, "sample_at") and all(map(draws_by_position, parts))
+    if isinstance(noise, MixtureNoise):
+        return draws_by_position(noise.first) and draws_by_position(noise.second)
+    return isinstance(noise, _ByPosition)
 
 
 def sample_at(
@@ -514,13 +481,12 @@ def sample_at(
     """
     if positions is ROW_NUMBERS:
         return noise.sample(Z, n_draws, seed, n_jobs=n_jobs)
-    drawing: Any = noise
-    labels, log_noise = drawing.sample_at(Z, positions, n_draws, seed, n_jobs=n_jobs)
-    return labels, log_noise
+    assert isinstance(noise, _ByPosition)
+    return noise.sample_at(Z, positions, n_draws, seed, n_jobs=n_jobs)
 
 
 @register("noise", "changed")
-class EditedNoise(NoiseBase):
+class EditedNoise(Noise):
     """A distribution after classes were removed from it and others added.
 
     With the classes K of `base` that are kept and constants c of those that were added,
@@ -547,7 +513,7 @@ class EditedNoise(NoiseBase):
     [[0.25, 0.5, 0.25]]
     """
 
-    def __init__(self, base: NoiseLike, place: ArrayLike, added: ArrayLike) -> None:
+    def __init__(self, base: Any, place: ArrayLike, added: ArrayLike) -> None:
         self.base = as_noise(base)
         self.place: Int32 = np.array(place, np.int32)
         self.added: Float64 = np.array(added, np.float64)
@@ -576,8 +542,7 @@ class EditedNoise(NoiseBase):
 
     @property
     def projection(self) -> PCA | None:
-        """Projection of the features to those of the tree of `base`, if it has one of its own."""
-        return projection_of(self.base)
+        return self.base.projection
 
     def take(self, index: NDArray[Any]) -> EditedNoise:
         """Return the distribution of some classes, in a given order."""

@@ -30,7 +30,7 @@ from extremax.solvers.optimizers import Tables
 from extremax.solvers.order import row_source
 from extremax.solvers.registry import SOLVERS
 from extremax.tree import LabelTree
-from extremax.tree.noise import FrequencyNoise, MixtureNoise, NoiseBase, TreeNoise, UniformNoise
+from extremax.tree.noise import FrequencyNoise, MixtureNoise, Noise, TreeNoise, UniformNoise
 from extremax.tuned import ProblemSize
 from scorers import debiased_scores
 
@@ -64,7 +64,7 @@ def make_noise(kind):
             return MixtureNoise(make_noise("bad adversarial"), make_noise("frequency"), weight=0.5)
 
 
-class Listed(NoiseBase):
+class Listed(Noise):
     """A noise whose draws, followed by their log-probabilities, are the tree's features of each row."""
 
     n_classes = N_CLASSES
