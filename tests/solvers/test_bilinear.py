@@ -11,11 +11,9 @@ from scipy import sparse
 
 from extremax import ExtremeClassifier
 from extremax.examples import Examples
-from extremax.kernels import bilinear as kernels
-from extremax.kernels.bilinear import Gradient, Similarity
 from extremax.kernels.sparse_dual import Candidates
 from extremax.scores.sparse import csr_rows
-from extremax.solvers.sparse.bilinear import choose_columns, fit_bilinear
+from extremax.solvers.sparse.bilinear import _Fitter, choose_columns, fit_bilinear
 from extremax.tuned import DEFAULTS, replace_numbers
 
 
@@ -32,74 +30,61 @@ class Small(ExtremeClassifier):
     )  # fmt: skip
 
 
-def problem(rng, n=5, n_classes=7, size=4, n_slots=3, n_drawn=4):
-    classes = np.array([rng.permutation(n_classes)[:n_slots] for _ in range(n)], np.int32)
-    candidates = Candidates(
-        classes, rng.normal(size=(n, n_slots)).astype(np.float32), rng.normal(size=n).astype(np.float32),
-        np.arange(n), (0.5 + rng.random(n)).astype(np.float32),
-    )  # fmt: skip
-    counts = rng.integers(2, 6, n_classes)
-    similarity = Similarity(
-        rng.normal(size=(n, size)).astype(np.float32), rng.normal(size=(n, size)).astype(np.float32),
-        rng.normal(size=(n_classes, size)).astype(np.float32),
-        (1 / counts).astype(np.float32), (1 / (counts - 1)).astype(np.float32),
-    )  # fmt: skip
-    return candidates, similarity, rng.integers(0, n_classes, n_drawn)
+def reference(candidates, X, read, labels, drawn, P, Q):
+    """Return the mean log-likelihood of the pairs in float64, from the formulas."""
+    n_classes = labels.max() + 1
+    sums = np.array([X[labels == c].sum(axis=0) for c in range(n_classes)])
+    counts = np.bincount(labels)
+    total = 0.0
+    for i, row in enumerate(candidates.rows):
+        z = np.append(read[i] @ P[:, :-1], 1.0)
 
+        def change(c, left_out=0.0, n=0, z=z):
+            return z @ ((sums[c] - left_out) @ Q) / max(counts[c] - n, 1)
 
-def differentiate(candidates, similarity, drawn):
-    n, n_slots = candidates.classes.shape
-    gradient = Gradient(
-        np.empty_like(similarity.rows), np.empty((n, n_slots), np.float32),
-        np.empty((n, len(drawn)), np.float32), np.empty(n),
-    )  # fmt: skip
-    kernels.differentiate(np.arange(n), candidates, similarity, drawn, gradient, 0, n)
-    return gradient
-
-
-def reference(candidates, similarity, drawn, i):
-    """Return the log-likelihood of a pair in float64, from the formulas."""
-    z = similarity.rows[i].astype(np.float64)
-    scores = []
-    for a, c in enumerate(candidates.classes[i]):
-        v = similarity.sums[c].astype(np.float64)
-        factor = similarity.factor[c]
-        if a == 0:
-            v, factor = v - similarity.own[i], similarity.own_factor[c]
-        scores.append(candidates.offsets[i, a] + factor * z @ v)
-    others = [factor_c * z @ similarity.sums[c] for c, factor_c in ((c, similarity.factor[c]) for c in drawn)]
-    rest = np.exp(candidates.log_rest[i]) * np.mean(np.exp(others))
-    return scores[0] - np.log(np.exp(scores).sum() + rest)
+        scores = [
+            candidates.offsets[i, a] + (change(c) if a else change(c, X[row], 1))
+            for a, c in enumerate(candidates.classes[i])
+            if c >= 0
+        ]
+        rest = np.exp(candidates.log_rest[i]) * np.mean([np.exp(change(c)) for c in drawn])
+        total += candidates.weights[i] * (scores[0] - np.log(np.exp(scores).sum() + rest))
+    return total / len(candidates.rows)
 
 
 @pytest.mark.small
-def test_log_likelihood_and_gradients_match_the_formula():
+def test_gradients_match_differences_of_the_formula():
     rng = np.random.default_rng(3)
-    candidates, similarity, drawn = problem(rng)
-    gradient = differentiate(candidates, similarity, drawn)
-    n, size = similarity.rows.shape
-    expected = [reference(candidates, similarity, drawn, i) for i in range(n)]
-    np.testing.assert_allclose(gradient.log_likelihood, expected, atol=2e-5)
-    step = 1e-3
-    for i in range(n):
-        for j in range(size):
+    labels = np.array([0, 0, 1, 1, 1, 2, 3, 3, 4, 4])  # class 2 has a single row
+    n, n_classes, n_columns = len(labels), 5, 6
+    X = (rng.random((n, n_columns)) * (rng.random((n, n_columns)) < 0.6)).astype(np.float32)
+    rows = np.array([0, 3, 5, 7, 7])
+    classes = np.array(
+        [[labels[r], *rng.permutation(np.setdiff1d(np.arange(5), labels[r]))[:2]] for r in rows]
+    )
+    classes[1, 2] = -1
+    candidates = Candidates(
+        classes.astype(np.int32), rng.normal(size=classes.shape).astype(np.float32),
+        rng.normal(size=len(rows)).astype(np.float32), rows, (0.5 + rng.random(len(rows))).astype(np.float32),
+    )  # fmt: skip
+    job = Job(replace(Small._numbers.sparse, bilinear_size=3, bilinear_scale=0.7), 0, 2)
+    data = Examples(sparse.csr_matrix(X), labels.astype(np.int32))
+    fitter = _Fitter(sparse.csr_matrix(X), data, candidates, n_classes, job)
+    fitter.Q += rng.normal(size=fitter.Q.shape).astype(np.float32)
+    drawn = np.array([1, 4])
+    read = X[rows] * (rng.random((len(rows), n_columns)) < 0.7)
+    found = fitter.gradients(candidates, sparse.csr_matrix(X[rows]), sparse.csr_matrix(read), drawn)
+    matrices = [fitter.P.astype(np.float64), fitter.Q.astype(np.float64)]
+    step = 1e-5
+    for which, gradient in enumerate(found):
+        for place in np.ndindex(gradient.shape):
             values = []
             for sign in (1, -1):
-                rows = similarity.rows.astype(np.float64)
-                rows[i, j] += sign * step
-                values.append(reference(candidates, similarity._replace(rows=rows), drawn, i))
-            slope = candidates.weights[i] * (values[0] - values[1]) / (2 * step)
-            assert gradient.rows[i, j] == pytest.approx(slope, abs=2e-3)
-    for i in range(n):  # by the score of each candidate, times its factor
-        for a, c in enumerate(candidates.classes[i]):
-            values = []
-            for sign in (1, -1):
-                offsets = candidates.offsets.astype(np.float64)
-                offsets[i, a] += sign * step
-                values.append(reference(candidates._replace(offsets=offsets), similarity, drawn, i))
-            factor = similarity.own_factor[c] if a == 0 else similarity.factor[c]
-            slope = candidates.weights[i] * factor * (values[0] - values[1]) / (2 * step)
-            assert gradient.slots[i, a] == pytest.approx(slope, abs=2e-3)
+                changed = [matrix.copy() for matrix in matrices]
+                changed[which][place] += sign * step
+                values.append(reference(candidates, X, read, labels, drawn, *changed))
+            slope = (values[0] - values[1]) / (2 * step)
+            assert gradient[place] == pytest.approx(slope, abs=1e-5)
 
 
 def analogies(n_things=100, seed=0):

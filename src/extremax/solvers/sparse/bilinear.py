@@ -17,19 +17,18 @@ from scipy import sparse
 
 from extremax.examples import Examples
 from extremax.kernels import bilinear as kernels
-from extremax.kernels.bilinear import Adam, Gradient, Similarity
-from extremax.kernels.row_updates import CSRRows
-from extremax.kernels.sparse_dual import Candidates, list_pairs
-from extremax.kernels.sparse_scores import Postings
-from extremax.runtime.products import count_indices
+from extremax.kernels.bilinear import Adam
+from extremax.kernels.sparse_dual import Candidates
+from extremax.runtime.products import count_indices, one_blas_thread, sparse_times_dense
 from extremax.runtime.threads import run, split
-from extremax.scores.sparse import DensePart, csr_rows, restore_dense, select_columns, unit_rows
+from extremax.scores.sparse import DensePart, restore_dense, running_counts, select_columns, unit_rows
 from extremax.solvers.sparse.plausible import Job, TrainingRows
 from extremax.storage import checks
 from extremax.storage.state import State
 from extremax.types import Float32, Int64
 
-_LINES_PER_TASK = 256
+_ROWS_PER_TASK = 512
+_LINES_PER_TASK = 2048
 
 
 @dataclass(frozen=True, eq=False)
@@ -111,141 +110,145 @@ def fit_bilinear(
     config = job.config
     X = select_columns(training.rows, columns, len(training.mean))
     length = np.sqrt(np.square(X.data, dtype=np.float64).sum() / max(int((np.diff(X.indptr) > 0).sum()), 1))
-    X = unit_rows(X)
-    problem = _Problem.of(X, training.data, n_classes)
-    size, batch, n_epochs = config.bilinear_size, config.bilinear_batch, config.bilinear_epochs
-    n = len(candidates.rows)
-    work = len(problem.sums.data) * size * n_epochs * max(1.0, n / batch)
-    if work > config.bilinear_work:  # long rows: fewer coordinates and fewer, larger steps
-        size, batch, n_epochs = size // 2, 2 * batch, max(1, 2 * n_epochs // 3)
+    size, n_epochs, n = config.bilinear_size, config.bilinear_epochs, len(candidates.rows)
+    batch = config.bilinear_batch
     generator = np.random.default_rng((job.seed, 24))
-    P = np.zeros((len(columns), size + 1), np.float32)
-    P[:, :size] = config.bilinear_scale * generator.standard_normal((len(columns), size), dtype=np.float32)
-    Q = P.copy()
-    fitter = _Fitter(problem, candidates, P, Q, job)
-    for epoch in range(n_epochs):
-        rate = config.bilinear_rate * min(1.0, 2.0 * (1.0 - epoch / n_epochs))
-        order = generator.permutation(n)
-        for first, last in split(n, batch):
-            job.check((epoch + first / n) / n_epochs)
-            drawn = generator.integers(0, n_classes, config.bilinear_drawn)
-            fitter.step(order[first:last].astype(np.int64), drawn, rate)
+    fitter = _Fitter(unit_rows(X), training.data, candidates, n_classes, job)
+    n_steps = n_epochs * len(split(n, batch))
+    with one_blas_thread():
+        for _ in range(n_epochs):
+            order = generator.permutation(n)
+            for first, last in split(n, batch):
+                done = fitter.n_steps / n_steps
+                job.check(done)
+                fitter.step(order[first:last], config.bilinear_rate * min(1.0, 2.0 * (1.0 - done)))
     job.check(1.0)
-    V = fitter.class_coordinates() * problem.factor[:, None]
-    projection = np.ascontiguousarray(P[:, :size])
+    V = fitter.class_coordinates()
+    projection = np.ascontiguousarray(fitter.P[:, :size])
     if keeps_length:
         projection /= np.float32(max(length, 1e-9))
     factors = np.ascontiguousarray(V[:, :size])
     part = DensePart(factors, columns.astype(np.int32), projection, unit_rows=not keeps_length)
-    return Bilinear(part, V[:, size].copy(), Q)
-
-
-@dataclass(frozen=True, eq=False)
-class _Problem:
-    """Rows on the chosen columns, and the sums of the classes by class and by column."""
-
-    X: Any
-    sums: CSRRows
-    by_column: Postings
-    factor: Float32
-    own_factor: Float32
-
-    @classmethod
-    def of(cls, X: Any, data: Examples, n_classes: int) -> _Problem:
-        ones = np.ones(data.n_pairs, np.float32)
-        pairs = sparse.csr_matrix((ones, (data.y, data.rows)), shape=(n_classes, data.n_rows))
-        sums = (pairs @ X).tocsr()
-        sums.sort_indices()
-        columns = sums.tocsc()
-        counts = data.class_counts(n_classes)
-        return cls(
-            X, csr_rows(sums),
-            Postings(columns.indptr.astype(np.int64), columns.indices.astype(np.int32), columns.data),
-            (1.0 / np.maximum(counts, 1)).astype(np.float32),
-            (1.0 / np.maximum(counts - 1, 1)).astype(np.float32),
-        )  # fmt: skip
+    return Bilinear(part, V[:, size].copy(), fitter.Q)
 
 
 class _Fitter:
-    """Matrices P and Q, and the steps that change them."""
+    """Matrices P and Q, and the steps that change them.
 
-    def __init__(self, problem: _Problem, candidates: Candidates, P: Float32, Q: Float32, job: Job) -> None:
-        self.problem, self.candidates, self.P, self.Q, self.job = problem, candidates, P, Q, job
-        self.moments = [np.zeros_like(P) for _ in range(4)]
-        n_classes = len(problem.factor)
-        self.classes = np.arange(n_classes, dtype=np.int64)
-        self.sums = np.empty((n_classes, P.shape[1]), np.float32)
-        self.by_class = np.empty_like(self.sums)
+    The bias of a class is the last of its coordinates; that of a row is one.
+    """
+
+    def __init__(self, X: Any, data: Examples, candidates: Candidates, n_classes: int, job: Job) -> None:
+        self.X, self.candidates, self.job = X, candidates, job
+        counts = data.class_counts(n_classes)
+        weight = (1.0 / np.maximum(counts, 1)).astype(np.float32)[data.y]
+        pairs = sparse.csr_matrix((weight, (data.y, data.rows)), shape=(n_classes, data.n_rows))
+        self.means = (pairs @ X).tocsr()
+        self.means_by_column = self.means.T.tocsr()
+        # The mean without the pair's own row is (1 + share) times that of the class, minus share times the row.
+        self.share = (1.0 / np.maximum(counts - 1, 1)).astype(np.float32)
+        self.times = np.where(counts > 1, 1.0 + self.share, 1.0).astype(np.float32)
+        self.generator = np.random.default_rng((job.seed, 25))
+        size = job.config.bilinear_size
+        self.P = np.zeros((X.shape[1], size + 1), np.float32)
+        self.P[:, :size] = self.generator.standard_normal((X.shape[1], size), dtype=np.float32)
+        self.P *= np.float32(job.config.bilinear_scale)
+        self.Q = self.P.copy()
+        self.moments = [np.zeros_like(self.P) for _ in range(4)]
         self.n_steps = 0
 
     def class_coordinates(self) -> Float32:
-        """Return Q'S_y of all classes."""
-        self._multiply(self.problem.sums, self.classes, self.Q, self.sums)
-        return self.sums
+        """Return Q'm_y of all classes."""
+        return self._multiply(self.means, self.Q)
 
-    def _run(self, kernel: Any, arguments: tuple[Any, ...], n_lines: int) -> None:
-        tasks = split(n_lines, _LINES_PER_TASK)
-        run(lambda i: kernel(*arguments, *tasks[i]), len(tasks), self.job.n_threads)
+    def _multiply(self, A: Any, B: Float32) -> Float32:
+        return sparse_times_dense(A, B, n_threads=self.job.n_threads)
 
-    def _multiply(self, rows: CSRRows, chosen: Int64, matrix: Float32, out: Float32) -> None:
-        self._run(kernels.multiply_rows, (rows, chosen, matrix, out), len(out))
-
-    def step(self, pairs: Int64, drawn: Int64, rate: float) -> None:
+    def step(self, pairs: Int64, rate: float) -> None:
         """Take one step on a minibatch of pairs."""
-        candidates, problem, n = self.candidates, self.problem, len(pairs)
-        size, n_slots = self.P.shape[1], candidates.classes.shape[1]
-        batch = problem.X[candidates.rows[pairs]]
-        read, every = self._with_gaps(batch), np.arange(n, dtype=np.int64)
-        z, own, by_row = (np.empty((n, size), np.float32) for _ in range(3))
-        self._multiply(csr_rows(read), every, self.P, z)
-        z[:, -1] = 1.0
-        self._multiply(csr_rows(batch), every, self.Q, own)
-        similarity = Similarity(z, own, self.class_coordinates(), problem.factor, problem.own_factor)
-        gradient = Gradient(
-            by_row, np.empty((n, n_slots), np.float32), np.empty((n, len(drawn)), np.float32), np.empty(n)
-        )
-        self._run(kernels.differentiate, (pairs, candidates, similarity, drawn, gradient), n)
-        chosen = np.ascontiguousarray(candidates.classes[pairs])
-        starts = np.zeros(len(problem.factor) + 1, np.int64)
-        slots = np.empty(int((chosen >= 0).sum()), np.int64)
-        list_pairs(chosen, starts, slots)
-        self._run(
-            kernels.gather_classes, (starts, slots, n_slots, gradient.slots, z, self.by_class),
-            len(problem.factor),
-        )  # fmt: skip
-        np.add.at(self.by_class, drawn, gradient.drawn.T @ z)
-        by_column, read_column = _by_column(batch), _by_column(read)
+        n_classes = len(self.share)
+        n_drawn = min(self.job.config.bilinear_drawn, n_classes)
+        drawn = self.generator.choice(n_classes, n_drawn, replace=False, shuffle=False)
+        candidates = Candidates(*(values[pairs] for values in self.candidates))
+        batch = self.X[candidates.rows]
+        by_P, by_Q = self.gradients(candidates, batch, self._with_gaps(batch), drawn)
         self.n_steps += 1
-        nothing = by_column._replace(offsets=np.zeros_like(by_column.offsets))
-        own_change = -gradient.slots[:, :1] * z
-        self._adam(nothing, read_column, by_row, self.P, rate, size - 1)
-        self._adam(problem.by_column, by_column, own_change, self.Q, rate, -1)
+        self._adam(self.P, by_P, rate, self.moments[:2])
+        self._adam(self.Q, by_Q, rate, self.moments[2:])
+
+    def gradients(
+        self, candidates: Candidates, batch: Any, read: Any, drawn: Int64
+    ) -> tuple[Float32, Float32]:
+        """Return the gradients of the mean log-likelihood of some pairs by P and Q.
+
+        `batch` are their rows, and `read` what is left of these to be classified.
+        """
+        z, own, V = self._multiply(read, self.P), self._multiply(batch, self.Q), self.class_coordinates()
+        z[:, -1] = 1.0
+        U = V[drawn]
+        by_score, by_drawn = self._differentiate(candidates, z, own, V, U)
+        label = candidates.classes[:, :1]
+        by_own = -self.share[label] * by_score[:, :1]
+        by_score[:, :1] *= self.times[label]
+        chosen = sparse.csr_matrix(
+            (
+                by_score.ravel(),
+                np.maximum(candidates.classes, 0).ravel(),
+                np.arange(len(z) + 1) * by_score.shape[1],
+            ),
+            shape=(len(z), len(V)),
+        )
+        by_row = self._multiply(chosen, V) + by_drawn @ U + by_own * own
+        by_row[:, -1] = 0.0
+        by_class = self._multiply(chosen.T.tocsr(), z)
+        by_class[drawn] += by_drawn.T @ z
+        by_Q = self._multiply(self.means_by_column, by_class) + self._multiply(batch.T.tocsr(), by_own * z)
+        return self._multiply(read.T.tocsr(), by_row), by_Q
+
+    def _differentiate(
+        self, candidates: Candidates, z: Float32, own: Float32, V: Float32, U: Float32
+    ) -> tuple[Float32, Float32]:
+        """Return the gradient of the mean log-likelihood by scores of the candidates and of drawn classes.
+
+        The mass of all classes that are not candidates is taken to change as that of the drawn ones does.
+        """
+        n_slots = candidates.classes.shape[1]
+        scores = np.empty((len(z), n_slots + len(U)), np.float32)
+        label = candidates.classes[:, 0]
+        tasks = split(len(z), _ROWS_PER_TASK)
+
+        def work(i: int) -> None:
+            part = slice(*tasks[i])
+            s, classes = scores[part], candidates.classes[part]
+            kernels.score_candidates(z[part], V, classes, s)
+            s[:, 0] *= self.times[label[part]]
+            s[:, 0] -= self.share[label[part]] * np.einsum("ij,ij->i", z[part], own[part])
+            s[:, :n_slots] += candidates.offsets[part]
+            s[:, n_slots:] = z[part] @ U.T
+            s[:, n_slots:] += (candidates.log_rest[part] - np.float32(np.log(len(U))))[:, None]
+            s -= s.max(axis=1, keepdims=True)
+            np.exp(s, out=s)
+            weight = candidates.weights[part] / np.float32(len(z))
+            s *= (-weight / s.sum(axis=1))[:, None]
+            s[:, 0] += weight
+
+        run(work, len(tasks), self.job.n_threads)
+        return np.ascontiguousarray(scores[:, :n_slots]), scores[:, n_slots:]
 
     def _with_gaps(self, batch: Any) -> Any:
         """Return rows from which words are missing at random, as questions are shorter than descriptions."""
-        config = self.job.config
-        generator = np.random.default_rng((self.job.seed, 25, self.n_steps))
-        n_rows = batch.shape[0]
-        share = np.where(generator.random(n_rows) < config.bilinear_gap_rows, config.bilinear_gaps, 0.0)
-        row = np.repeat(np.arange(n_rows), np.diff(batch.indptr))
-        kept = generator.random(len(batch.data)) >= share[row]
-        read = sparse.csr_matrix(batch.shape, dtype=np.float32)
-        read.data, read.indices = batch.data[kept], batch.indices[kept]
-        read.indptr = np.concatenate([[0], np.cumsum(kept)])[batch.indptr]
-        return unit_rows(read)
+        config, n_rows = self.job.config, batch.shape[0]
+        gaps = np.where(self.generator.random(n_rows) < config.bilinear_gap_rows, config.bilinear_gaps, 0.0)
+        kept = self.generator.random(batch.nnz, np.float32) >= np.repeat(gaps, np.diff(batch.indptr))
+        edges = running_counts(kept)[batch.indptr]
+        return unit_rows(sparse.csr_matrix((batch.data[kept], batch.indices[kept], edges), shape=batch.shape))
 
-    def _adam(
-        self, postings: Postings, columns: Postings, by_row: Float32, matrix: Float32, rate: float, fixed: int
-    ) -> None:
-        config, first = self.job.config, 0 if matrix is self.P else 2
-        adam = Adam(
-            self.moments[first], self.moments[first + 1], rate, config.bilinear_penalty,
-            1.0 / (1.0 - 0.9**self.n_steps), 1.0 / (1.0 - 0.99**self.n_steps),
-        )  # fmt: skip
-        arguments = (postings, self.by_class, columns, by_row, 1.0 / len(by_row), fixed, adam, matrix)
-        self._run(kernels.step_columns, arguments, len(matrix))
+    def _adam(self, matrix: Float32, gradient: Float32, rate: float, moments: list[Float32]) -> None:
+        rate /= 1.0 - 0.9**self.n_steps
+        adam = Adam(rate, self.job.config.bilinear_penalty, 1.0 / (1.0 - 0.99**self.n_steps))
+        tasks = split(len(matrix), _LINES_PER_TASK)
 
+        def work(i: int) -> None:
+            kernels.step_adam(*(a[slice(*tasks[i])].ravel() for a in (matrix, gradient, *moments)), adam)
 
-def _by_column(batch: Any) -> Postings:
-    columns = batch.tocsc()
-    return Postings(columns.indptr.astype(np.int64), columns.indices.astype(np.int32), columns.data)
+        run(work, len(tasks), self.job.n_threads)
