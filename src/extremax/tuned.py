@@ -170,7 +170,7 @@ class SparseConfig:
     max_smoothing_steps: int = 2  # ... at most so often
     sample_pairs: int = 1500  # leave-one-out pairs that fit the numbers of the start
     search_pairs: int = 300  # ... and those that choose the smoothing
-    sample_entries: int = 100_000  # of the rows of these pairs; of longer rows there are fewer ...
+    sample_entries: int = 300_000  # of the rows of these pairs; of longer rows there are fewer ...
     long_sample_pairs: int = 300  # ... but so many
     best_candidates: int = 100  # classes of highest score that such a pair is compared with ...
     drawn_candidates: int = 40  # ... and classes drawn from all others
@@ -191,7 +191,7 @@ class SparseConfig:
     n_epochs: int = 1
     regularization: float = 0.1
     regularization_more: float = 1.0  # ... where new rows correct a model
-    bias_margin: float = 1.0  # the bias is this and the log of the number of classes, below zero
+    max_bias: float = 9.0  # the bias is one more than the log of the number of classes, below zero; at most
     passes: int = 12
     tolerance: float = 0.05  # change of a dual variable
     prune_linear: float = 0.004  # mean contribution below which a weight is dropped
@@ -201,7 +201,7 @@ class SparseConfig:
     bilinear_min_rows: int = 4  # rows that have a column, at least
     bilinear_max_columns: int = 32_768
     bilinear_max_classes: int = 40_000
-    bilinear_max_pairs: int = 300_000
+    bilinear_max_pairs: int = 100_000
     bilinear_epochs: int = 12
     bilinear_batch: int = 2048  # pairs
     bilinear_work: float = 1e10  # multiply-adds; above, half the coordinates and fewer, larger minibatches
@@ -215,17 +215,18 @@ class SparseConfig:
     # mixing
     mix_candidates: int = 64  # best classes by each expert
     mix_drawn: int = 64
-    max_mix_rows: int = 4096
+    max_mix_rows: int = 1536
     accuracy_weight: float = 30.0  # nats of a smoothed accuracy of one; few classes, ...
     accuracy_weight_many: float = 10.0  # ... many classes ...
     accuracy_weight_several: float = 100.0  # ... and several labels, whose order matters most
     accuracy_slope: float = 3.0  # per nat between the label and the best other class
     row_fraction: float = 1 / 20  # of the rows are held out to choose them ...
     max_held_out: int = 2048  # ... at most
-    min_included: float = 0.01  # of the rows; fewer held-out rows are not trained on in the end
+    min_included: float = 0.03  # of the rows; fewer held-out rows are not trained on in the end
 
     few_classes: int = 200  # up to which there is neither similarity nor cosine
     prune_final: float = 0.002  # mean contribution to a score below which a weight of the model is dropped
+    prune_rows: int = 512  # held-out rows that tell what that costs
     min_held_out_pairs: int = 1000  # training pairs; with fewer, parts have the weights below
     # weights of start, linear weights, similarity, dense columns and cosine, where no rows choose them
     default_mix: tuple[float, ...] = (0.5, 0.6, 0.3, 0.3, 3.0)
@@ -233,7 +234,7 @@ class SparseConfig:
     min_centroid_weight: float = 10.0
     # of the bilinear part where there is no cosine: with more, a row that a class is known by goes to another
     max_bilinear_weight: float = 0.5
-    max_bound_loss: float = 0.1  # nats per held-out pair that the last two may cost; else they do not apply
+    max_bound_loss: float = 0.02  # nats per held-out pair that the last two may cost; else they do not apply
     usual_length: tuple[float, float] = (
         0.7,
         1.4,

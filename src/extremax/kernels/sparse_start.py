@@ -32,6 +32,7 @@ from extremax.kernels.topk import exp_nonpositive
 _NEGLIGIBLE = 1e-4  # of a sum from which a row was taken: the rounding of float32
 _EMPTY, _LEAST = np.float32(-np.inf), np.float32(-87.0)
 BLOCK = 256  # classes whose scores are looked at together
+_FEW_BLOCKS = 128  # up to which all are looked at
 _LOOK_UP = 30  # classes of a feature per candidate from which the candidates are looked up among them
 
 
@@ -441,8 +442,12 @@ def propose(rows, pairs, postings, biases, scores, touched, proposals, first, la
     """
     row_numbers, pair_offsets, labels = pairs
     has_rest, n_classes = proposals.log_rest.size > 0, scores.size
+    many = touched.size > _FEW_BLOCKS
     for i in range(first, last):
         r = row_numbers[i]
+        if not many:
+            for b in range(touched.size):
+                touched[b] = 1
         start, stop = rows.indptr[r], rows.indptr[r + 1]
         mass = row_mass(rows.data, start, stop)
         for p in range(start, stop):
@@ -450,10 +455,7 @@ def propose(rows, pairs, postings, biases, scores, touched, proposals, first, la
             low, high = postings.offsets[f], postings.offsets[f + 1]
             for q in range(low, high):  # unsigned: no look for indices from the end
                 scores[np.uint32(postings.classes[q])] += x * postings.values[q]
-            if high - low > touched.size:
-                for b in range(touched.size):
-                    touched[b] = 1
-            else:
+            if many:
                 for q in range(low, high):
                     touched[np.uint32(postings.classes[q]) // np.uint32(BLOCK)] = 1
         for pair in range(pair_offsets[i], pair_offsets[i + 1]):

@@ -145,7 +145,7 @@ class _Fitter:
         pairs = sparse.csr_matrix((weight, (data.y, data.rows)), shape=(n_classes, data.n_rows))
         self.means = (pairs @ X).tocsr()
         self.means_by_column = self.means.T.tocsr()
-        # The mean without the pair's own row is (1 + share) times that of the class, minus share times the row.
+        # The mean without the pair's own row: (1 + share) times that of the class, minus share times the row.
         self.share = (1.0 / np.maximum(counts - 1, 1)).astype(np.float32)
         self.times = np.where(counts > 1, 1.0 + self.share, 1.0).astype(np.float32)
         self.generator = np.random.default_rng((job.seed, 25))

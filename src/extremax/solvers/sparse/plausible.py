@@ -35,12 +35,13 @@ Check = Callable[[float], None]  # told of the fraction done; raises to interrup
 
 
 class Job(NamedTuple):
-    """How to work: tuned numbers, seed, threads, and whom to tell of progress."""
+    """How to work: tuned numbers, seed, threads, the first column of a word, and whom to tell of progress."""
 
     config: SparseConfig
     seed: int
     n_threads: int
     check: Check = lambda fraction: None
+    first_word: int = 0
 
 
 def run_checked(task: Callable[[int], object], n_tasks: int, job: Job) -> None:
@@ -103,22 +104,26 @@ def feature_mean(rows: CSRRows, n_features: int, used: Bool | None = None) -> Fl
     return (total / np.maximum(count, 1)).astype(np.float32)
 
 
-def limit_postings(postings: Postings, training: TrainingRows, config: SparseConfig) -> Postings:
-    """Return the postings that proposals read: without small weights and without the longest columns.
+def limit_postings(postings: Postings, training: TrainingRows, job: Job) -> Postings:
+    """Return the postings that proposals read: without small weights, parts of words and longest columns.
 
-    The mean row then reads at most ``config.row_work`` of them, however many rows there are.
+    The mean row then reads at most ``config.row_work`` of them, however many rows there are. Parts of words,
+    ten times as many as words, are left out where there are more.
     """
+    config = job.config
     postings = prune_postings(postings, training.mean, config.prune)
     lengths = np.diff(postings.offsets)
     reads = count_indices(training.rows.indices, len(lengths)) * lengths
     by_length = np.argsort(lengths, kind="stable")
     work = np.cumsum(reads[by_length])
     n_rows = max(len(training.rows.indptr) - 1, 1)
-    n_kept = int(np.searchsorted(work, config.row_work * n_rows, side="right"))
-    if n_kept == len(lengths):
+    if work[-1] <= config.row_work * n_rows:
         return postings
+    reads[: job.first_word] = 0
+    work = np.cumsum(reads[by_length])
     is_kept = np.zeros(len(lengths), bool)
-    is_kept[by_length[:n_kept]] = True
+    is_kept[by_length[: int(np.searchsorted(work, config.row_work * n_rows, side="right"))]] = True
+    is_kept[: job.first_word] = False
     entries = np.repeat(is_kept, lengths)
     ends = running_counts(entries)[postings.offsets]
     return Postings(ends, postings.classes[entries], postings.values[entries])
@@ -144,7 +149,7 @@ def find_plausible(
         np.empty((len(used), n_slots), np.int32), np.empty((len(used), n_slots), np.float32),
         np.empty(len(used) if needs_rest else 0, np.float32), np.empty(0, np.float32),
     )  # fmt: skip
-    postings = limit_postings(weights.postings, training, job.config)
+    postings = limit_postings(weights.postings, training, job)
     biases, tasks = (weights.biases, weights.length_biases), split(len(used), _ROWS_PER_TASK)
     n_blocks = -(-n_classes // sparse_start.BLOCK)
     scratch = Scratch(lambda: (np.zeros(n_classes, np.float32), np.zeros(n_blocks, np.uint8)))
@@ -270,7 +275,7 @@ def fit_linear(
     """
     (data, rows, mean), config = training, job.config
     n_slots, n_features = found.classes.shape[1], len(mean)
-    bias = 0.0 if offsets is not None else -(config.bias_margin + np.log(max(n_classes, 2)))
+    bias = 0.0 if offsets is not None else -min(1.0 + np.log(n_classes), config.max_bias)
     own, others = offsets or (np.full(1, bias, np.float32), np.full((1, 1), bias, np.float32))
     row_weights = np.zeros(len(rows.indptr) - 1, np.float32)
     np.maximum.at(row_weights, data.rows, data.pair_weight)

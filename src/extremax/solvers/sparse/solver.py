@@ -504,7 +504,8 @@ class SparseTrainer(TrainerBase):
         return SparseWeights(start.postings, start.biases, start.length_biases)
 
     def _job(self, check: Check = lambda fraction: None) -> Job:
-        return Job(self.numbers, self.context.seed, self.context.n_threads, check)
+        first_word = self.config.layout.first_word
+        return Job(self.numbers, self.context.seed, self.context.n_threads, check, first_word)
 
     def _n_slots(self, n_pairs: int, n_classes: int) -> int:
         """Return how many other classes each row is compared with."""
@@ -617,8 +618,8 @@ class SparseTrainer(TrainerBase):
             )
         chosen["n_weights"] = pruned.n_entries
         if held_out is not None and pruned.n_entries < weights.n_entries:
-            both = [weights, pruned]
-            before, after = compare(both, self.accept(held_out), self.numbers, self.context)
+            both, some = [weights, pruned], self.accept(held_out).sample_rows(self.numbers.prune_rows)
+            before, after = compare(both, some, self.numbers, self.context)
             chosen["pruning_loss"] = round(before - after, 5)
             share = pruned.n_entries / max(weights.n_entries, 1)
             self.context.progress.log(
