@@ -31,15 +31,17 @@ def settings(noise="tree", **more):
 
 
 # SVMs would leave so small a problem to one worker.
-NO_SVMS = replace_numbers(DEFAULTS, sparse={"svm_work": 0.0, "min_features": 64, "few_classes": 5})
+SHARED_WORK = replace_numbers(
+    DEFAULTS, sparse={"one_worker_entries": 0, "min_features": 64, "few_classes": 5}
+)
 
 
-class WithoutSVMs(ExtremeClassifier):
-    _numbers = NO_SVMS
+class SharedWork(ExtremeClassifier):
+    _numbers = SHARED_WORK
 
 
-class DaskWithoutSVMs(DaskExtremeClassifier):
-    _numbers = NO_SVMS
+class DaskSharedWork(DaskExtremeClassifier):
+    _numbers = SHARED_WORK
 
 
 @pytest.fixture(
@@ -167,11 +169,11 @@ def test_the_sparse_start_is_one_sum(client, words, factor) -> None:
     X = X * np.float32(factor)
     if factor != 1.0:
         X.data[::97] = 0.0  # stored zeros, which are left out
-    local = WithoutSVMs("sparse_softmax", n_epochs=0, random_state=1).fit(X, y)
+    local = SharedWork("sparse_softmax", n_epochs=0, random_state=1).fit(X, y)
     cuts = [slice(0, 700), slice(700, 703), slice(703, 1200), slice(1200, None)]
     bag = dask.bag.from_sequence([X[cut] for cut in cuts], npartitions=3)
     labels = dask.bag.from_sequence([y[cut] for cut in cuts], npartitions=3)
-    clf = DaskWithoutSVMs(client, solver="sparse_softmax", random_state=1).fit(bag, labels)
+    clf = DaskSharedWork(client, solver="sparse_softmax", random_state=1).fit(bag, labels)
     assert local.choices_["limited_rows"] == 1
     assert "included_rows" in local.choices_
     found = clf.to_local()
@@ -184,7 +186,7 @@ def test_the_sparse_start_is_one_sum(client, words, factor) -> None:
 @pytest.mark.invariance
 def test_a_small_sparse_problem_is_left_to_one_worker(client, words) -> None:
     X, y = words[0][:400], words[1][:400]
-    local = ExtremeClassifier("sparse_softmax", n_epochs=0, random_state=1).fit(X, y)
+    local = ExtremeClassifier("sparse_softmax", random_state=1).fit(X, y)
     given, _ = sparse_blocks(X, [150, 180, 70])
     clf = DaskExtremeClassifier(client, random_state=1, solver="sparse_softmax")
     clf.fit(given, da.from_array(y, chunks=100))
@@ -333,7 +335,7 @@ def test_a_local_model_shares_nothing_with_the_worker(words) -> None:
     from extremax.dask.sparse_fit import OneWorkerFit
 
     X, y = words[0][:300], words[1][:300]
-    given = WithoutSVMs("sparse_softmax", n_epochs=0, random_state=1).fit(X, y)
+    given = SharedWork("sparse_softmax", n_epochs=0, random_state=1).fit(X, y)
     clf = DaskExtremeClassifier(solver="sparse_softmax", random_state=1)
     clf._job, clf.classes_, clf.n_features_in_ = Here(), given.classes_, X.shape[1]
     clf.seed_, clf._large_columns = 1, None

@@ -49,7 +49,6 @@ from extremax.solvers.registry import (
     SparseSoftmax,
     find_solver,
     is_wide_and_sparse,
-    svms_are_affordable,
 )
 from extremax.storage.folder import check_target, folder_checksum
 from extremax.storage.labels import check_savable
@@ -316,7 +315,7 @@ class DaskExtremeClassifier(BaseEstimator):
             if n_epochs not in (None, 0):
                 raise ValueError(
                     f"n_epochs is {n_epochs}; on a cluster, solver='sparse_softmax' is its start,"
-                    " n_epochs=0. The correction of later epochs compares classes with one another: use"
+                    " n_epochs=0. Later epochs compare classes with one another: use"
                     " ExtremeClassifier for it."
                 )
             if n_entries is None:
@@ -324,8 +323,12 @@ class DaskExtremeClassifier(BaseEstimator):
                     "X has dense blocks; on a cluster, solver='sparse_softmax' needs sparse ones:"
                     " X.map_blocks(scipy.sparse.csr_array)."
                 )
-            n_epochs = 0
+            n_epochs = None if n_epochs is None and self._is_small(n_entries) else 0
         return resolve(solver, problem, n_epochs=n_epochs, numbers=self._numbers)
+
+    def _is_small(self, n_entries: int) -> bool:
+        """Whether one worker fits sparse weights alone, as one machine does."""
+        return n_entries <= self._numbers.sparse.one_worker_entries
 
     def _fit_rows(
         self,
@@ -362,8 +365,7 @@ class DaskExtremeClassifier(BaseEstimator):
 
     def _fit_sparse(self, job: Job, rows: DistributedRows, config: FitConfig) -> None:
         n_entries = 0 if rows.entries is None else int(rows.entries[-1])
-        numbers = config.numbers.sparse
-        if svms_are_affordable(n_entries, rows.n_classes, numbers, several=False):
+        if self._is_small(n_entries):
             self._fit = fit_on_one_worker(job, rows, config, self.seed_)
         else:
             n_shards = min(self.n_shards or len(job.workers), rows.n_classes)

@@ -127,9 +127,6 @@ class GatheredSparseTrainer(SparseTrainer):
         """Return the checksum of the pairs that one machine computes."""
         return self._sums.pair_key
 
-    def _wants_svm(self, data: Examples, rows: CSRRows, n_classes: int) -> bool:
-        return False  # problems small enough for SVMs are left to one worker
-
 
 @dataclass
 class SparseFit:
