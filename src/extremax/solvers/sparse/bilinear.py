@@ -112,13 +112,13 @@ def fit_bilinear(
     length = np.sqrt(np.square(X.data, dtype=np.float64).sum() / max(int((np.diff(X.indptr) > 0).sum()), 1))
     size, n = config.bilinear_size, len(candidates.rows)
     fitter = _Fitter(unit_rows(X), training.data, candidates, n_classes, job)
-    n_visits = min(config.bilinear_epochs * n, config.bilinear_visits)
+    n_visits = min(config.bilinear_epochs * n, max(config.bilinear_visits, config.bilinear_min_epochs * n))
     generator = np.random.default_rng((job.seed, 24))
     visits = np.concatenate([generator.permutation(n) for _ in range(-(-n_visits // n))])
     with one_blas_thread():
         for first, last in split(n_visits, max(config.bilinear_batch, -(-n_visits // config.bilinear_steps))):
             job.check(first / n_visits)
-            rate = config.bilinear_rate * min(1.0, 2.0 * (1.0 - first / n_visits))
+            rate = config.bilinear_rate * (1.0 - first / n_visits)
             fitter.step(visits[first:last], rate)
     job.check(1.0)
     V = fitter.class_coordinates()
@@ -243,6 +243,8 @@ class _Fitter:
         tasks = split(len(matrix), _LINES_PER_TASK)
 
         def work(i: int) -> None:
-            kernels.step_adam(*(a[slice(*tasks[i])].ravel() for a in (matrix, gradient, *moments)), adam)
+            lines = slice(*tasks[i])
+            values, slopes, mean, square = (a[lines].ravel() for a in (matrix, gradient, *moments))
+            kernels.step_adam(values, slopes, mean, square, adam)
 
         run(work, len(tasks), self.job.n_threads)
