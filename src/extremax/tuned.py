@@ -222,7 +222,7 @@ class SparseConfig:
     # bilinear part: a similarity of rows and classes that all classes share
     bilinear_size: int = 63  # coordinates; with the bias, a whole number of vector registers
     bilinear_min_rows: int = 4  # rows that have a column, at least
-    bilinear_max_columns: int = 32_768
+    bilinear_max_columns: int = 16_384
     bilinear_max_classes: int = 40_000
     bilinear_max_pairs: int = 2_000_000
     bilinear_epochs: int = 8
