@@ -199,16 +199,19 @@ class SparseConfig:
     prune_linear: float = 0.004  # mean contribution below which a weight is dropped
 
     # bilinear part: a similarity of rows and classes that all classes share
-    bilinear_size: int = 64  # coordinates
+    bilinear_size: int = 63  # coordinates; with the bias, a whole number of vector registers
     bilinear_min_rows: int = 4  # rows that have a column, at least
-    bilinear_max_columns: int = 32_768
+    bilinear_max_columns: int = 16_384
     bilinear_max_classes: int = 40_000
-    bilinear_max_pairs: int = 100_000
-    bilinear_epochs: int = 12
-    bilinear_batch: int = 2048  # pairs
-    bilinear_work: float = 1e10  # multiply-adds; above, half the coordinates and fewer, larger minibatches
-    bilinear_drawn: int = 512  # classes that stand for all that are no candidates
-    bilinear_rate: float = 0.02  # of Adam; falls to zero over the second half
+    bilinear_max_pairs: int = 2_000_000
+    bilinear_epochs: int = 8
+    bilinear_visits: int = 1_000_000  # pairs of all epochs, above which there are fewer epochs ...
+    bilinear_min_epochs: int = 2  # ... but so many
+    bilinear_steps: int = 240  # in all epochs ...
+    bilinear_batch: int = 256  # ... on at least so many pairs
+    bilinear_prune: float = 0.01  # entries of class means, of at most unit length, that are left out
+    bilinear_drawn: int = 384  # classes that stand for all that are no candidates
+    bilinear_rate: float = 0.05  # of the first step of Adam; falls to zero
     bilinear_penalty: float = 1e-5
     bilinear_gap_rows: float = 0.5  # of the rows of a minibatch lose words ...
     bilinear_gaps: float = 0.5  # ... each with this probability

@@ -30,8 +30,10 @@ def settings(noise="tree", **more):
     return {"solver": NegativeSampling(noise=noise, batch_size=48), "n_epochs": 2, "random_state": 3, **more}
 
 
-# SVMs would leave so small a problem to one worker.
+# One worker would fit so small a problem alone.
 SHARED_WORK = replace_numbers(
+    DEFAULTS, sparse={"one_worker_entries": 0, "min_features": 64, "few_classes": 5}
+)
     DEFAULTS, sparse={"one_worker_entries": 0, "min_features": 64, "few_classes": 5}
 )
 

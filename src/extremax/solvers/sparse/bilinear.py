@@ -110,18 +110,16 @@ def fit_bilinear(
     config = job.config
     X = select_columns(training.rows, columns, len(training.mean))
     length = np.sqrt(np.square(X.data, dtype=np.float64).sum() / max(int((np.diff(X.indptr) > 0).sum()), 1))
-    size, n_epochs, n = config.bilinear_size, config.bilinear_epochs, len(candidates.rows)
-    batch = config.bilinear_batch
-    generator = np.random.default_rng((job.seed, 24))
+    size, n = config.bilinear_size, len(candidates.rows)
     fitter = _Fitter(unit_rows(X), training.data, candidates, n_classes, job)
-    n_steps = n_epochs * len(split(n, batch))
+    n_visits = min(config.bilinear_epochs * n, max(config.bilinear_visits, config.bilinear_min_epochs * n))
+    generator = np.random.default_rng((job.seed, 24))
+    visits = np.concatenate([generator.permutation(n) for _ in range(-(-n_visits // n))])
     with one_blas_thread():
-        for _ in range(n_epochs):
-            order = generator.permutation(n)
-            for first, last in split(n, batch):
-                done = fitter.n_steps / n_steps
-                job.check(done)
-                fitter.step(order[first:last], config.bilinear_rate * min(1.0, 2.0 * (1.0 - done)))
+        for first, last in split(n_visits, max(config.bilinear_batch, -(-n_visits // config.bilinear_steps))):
+            job.check(first / n_visits)
+            rate = config.bilinear_rate * (1.0 - first / n_visits)
+            fitter.step(visits[first:last], rate)
     job.check(1.0)
     V = fitter.class_coordinates()
     projection = np.ascontiguousarray(fitter.P[:, :size])
@@ -143,11 +141,13 @@ class _Fitter:
         counts = data.class_counts(n_classes)
         weight = (1.0 / np.maximum(counts, 1)).astype(np.float32)[data.y]
         pairs = sparse.csr_matrix((weight, (data.y, data.rows)), shape=(n_classes, data.n_rows))
-        self.means = (pairs @ X).tocsr()
+        means = (pairs @ X).tocsr()
+        # The mean of a large class has many small entries, which cost much and change little.
+        self.means = means.multiply(abs(means) > job.config.bilinear_prune).tocsr()
         self.means_by_column = self.means.T.tocsr()
-        # The mean without the pair's own row: (1 + share) times that of the class, minus share times the row.
+        # Without a row of its own, the mean of a class is `times` the mean of all, less `share` of the row.
         self.share = (1.0 / np.maximum(counts - 1, 1)).astype(np.float32)
-        self.times = np.where(counts > 1, 1.0 + self.share, 1.0).astype(np.float32)
+        self.times = np.maximum(counts, 1).astype(np.float32) * self.share
         self.generator = np.random.default_rng((job.seed, 25))
         size = job.config.bilinear_size
         self.P = np.zeros((X.shape[1], size + 1), np.float32)
@@ -184,20 +184,14 @@ class _Fitter:
         `batch` are their rows, and `read` what is left of these to be classified.
         """
         z, own, V = self._multiply(read, self.P), self._multiply(batch, self.Q), self.class_coordinates()
-        z[:, -1] = 1.0
+        z[:, -1] = 1.0  # times the bias of the class
         U = V[drawn]
         by_score, by_drawn = self._differentiate(candidates, z, own, V, U)
         label = candidates.classes[:, :1]
         by_own = -self.share[label] * by_score[:, :1]
         by_score[:, :1] *= self.times[label]
-        chosen = sparse.csr_matrix(
-            (
-                by_score.ravel(),
-                np.maximum(candidates.classes, 0).ravel(),
-                np.arange(len(z) + 1) * by_score.shape[1],
-            ),
-            shape=(len(z), len(V)),
-        )
+        classes, edges = np.maximum(candidates.classes, 0), np.arange(len(z) + 1) * by_score.shape[1]
+        chosen = sparse.csr_matrix((by_score.ravel(), classes.ravel(), edges), shape=(len(z), len(V)))
         by_row = self._multiply(chosen, V) + by_drawn @ U + by_own * own
         by_row[:, -1] = 0.0
         by_class = self._multiply(chosen.T.tocsr(), z)
@@ -249,6 +243,8 @@ class _Fitter:
         tasks = split(len(matrix), _LINES_PER_TASK)
 
         def work(i: int) -> None:
-            kernels.step_adam(*(a[slice(*tasks[i])].ravel() for a in (matrix, gradient, *moments)), adam)
+            lines = slice(*tasks[i])
+            values, slopes, mean, square = (a[lines].ravel() for a in (matrix, gradient, *moments))
+            kernels.step_adam(values, slopes, mean, square, adam)
 
         run(work, len(tasks), self.job.n_threads)
