@@ -410,7 +410,7 @@ def _grow(
                 " new class could follow from; fit it again."
             )
         new, after = record.grow(data, n_new, state.tables.weights, state.tables.scale)
-        if record.mix.get("svm", 0.0) > 0.0:
+        if record.mix.get("linear", 0.0) + record.mix.get("svm", 0.0) > 0.0:
             lead = _lead(record, state.tables, data, n_new, fitted.model, context)
             lower = max(0.0, lead - config.numbers.growth.max_lead)
             new = replace(new, biases=new.biases - np.float32(lower))

@@ -158,7 +158,7 @@ class GrowthConfig:
 
 @dataclass(frozen=True)
 class SparseConfig:
-    """Sparse weights: the generative start, its correction and one-vs-rest SVMs (lab/tuning.md#sparse)."""
+    """Sparse weights: a generative start, linear weights and a similarity (lab/tuning.md#sparse)."""
 
     min_features: int = 1024  # columns from which "auto" trains sparse weights on a sparse matrix ...
     max_density: float = 0.05  # ... of at most this fraction of non-zero entries
@@ -203,7 +203,7 @@ class SparseConfig:
     bilinear_min_rows: int = 4  # rows that have a column, at least
     bilinear_max_columns: int = 16_384
     bilinear_max_classes: int = 40_000
-    bilinear_max_pairs: int = 2_000_000
+    bilinear_max_pairs: int = 150_000
     bilinear_epochs: int = 8
     bilinear_visits: int = 1_000_000  # pairs of all epochs, above which there are fewer epochs ...
     bilinear_min_epochs: int = 2  # ... but so many

@@ -189,11 +189,6 @@ def transpose_entries(offsets: Int64, indices: Int32, values: Float32, n: int) -
     return Postings(starts, lines, found)
 
 
-def transpose_structure(offsets: Int64, indices: Int32, n: int) -> tuple[Int64, Int32]:
-    """Return where each index begins, and the lines that have it."""
-    return transpose_entries(offsets, indices, np.empty(0, np.float32), n)[:2]
-
-
 def _contributions(postings: Postings, mean: Float32) -> Float32:
     """Return the magnitude of each weight times the mean of its feature."""
     sizes: Float32 = np.abs(postings.values)
@@ -702,7 +697,7 @@ def require_sound(matrices: Iterable[Any]) -> None:
     """Refuse compressed matrices of a training state whose indices lead outside."""
     if not all(map(_is_sound, matrices)):
         raise ModelFileError(
-            "the training state of the model does not fit together (class sums, correction, SVMs); copy or"
+            "the training state of the model does not fit together (class sums, linear weights); copy or"
             " save the model again."
         )
 

@@ -5,9 +5,9 @@ discriminant, its shrunk mean times the scale that the fit chose.  Without a whi
 inside the classes is not known, and is taken from the rows of the new classes.
 
 **Sparse weights.**  The generative start, the cosine and the bilinear part of a class are functions of its
-summed rows and of numbers that the fit has chosen; `SparseRecord` holds these numbers.  One-vs-rest SVMs
-would need the rows of all other classes: the cosine stands for them, scaled such that rows of the class
-have a mean margin of one, and the mean of all rows has one of minus one.
+summed rows and of numbers that the fit has chosen; `SparseRecord` holds these numbers.  Linear weights would
+need the rows of other classes: the cosine stands for them, scaled such that rows of the class score zero on
+average, and the mean of all rows scores the bias that all classes have.
 """
 
 from __future__ import annotations
@@ -50,7 +50,9 @@ class SparseRecord:
     n_pairs
         Weight of all pairs that the sums are over.
     mix
-        Weight of each part in the scores.
+        Weight of each expert in the scores.
+    bias
+        The bias of the linear weights, below zero; zero without them.
     similarity : float32 (n_columns, size + 1)
         Q of the bilinear part: from the mean row of a class to its coordinates and bias; empty without it.
     """
@@ -60,11 +62,17 @@ class SparseRecord:
     feature_classes: Int32
     n_pairs: float
     mix: Mapping[str, float]
+    bias: float = 0.0
     similarity: Float32 = field(default_factory=lambda: np.empty((0, 0), np.float32))
 
     @classmethod
     def of(
-        cls, sums: ClassSums, numbers: Numbers, mix: Mapping[str, float], similarity: Float32 | None
+        cls,
+        sums: ClassSums,
+        numbers: Numbers,
+        mix: Mapping[str, float],
+        bias: float,
+        similarity: Float32 | None,
     ) -> SparseRecord:
         """Keep what is needed of the class sums of a fit."""
         arrays = sums.arrays
@@ -75,6 +83,7 @@ class SparseRecord:
             np.diff(arrays.offsets).astype(np.int32),
             float(arrays.counts.sum()),
             dict(mix),
+            bias,
             none if similarity is None or mix.get("bilinear", 0.0) <= 0.0 else similarity,
         )
 
@@ -91,7 +100,12 @@ class SparseRecord:
         """Return what a model folder stores."""
         arrays: dict[str, Any] = {name: self.numbers._asdict()[name] for name in _NUMBERS}
         arrays |= {"feature_mass": self.feature_mass, "feature_classes": self.feature_classes}
-        header = {"smoothing": self.numbers.smoothing, "n_pairs": self.n_pairs, "mix": dict(self.mix)}
+        header = {
+            "smoothing": self.numbers.smoothing,
+            "n_pairs": self.n_pairs,
+            "mix": dict(self.mix),
+            "bias": self.bias,
+        }
         return State(header, {**arrays, "similarity": self.similarity})
 
     @classmethod
@@ -115,6 +129,7 @@ class SparseRecord:
             having,
             checks.get_float(state.header, "n_pairs", 0.0),
             {name: checks.get_float(mix, name) for name in mix},
+            checks.get_float(state.header, "bias", 0.0) if "bias" in state.header else 0.0,
             checks.check_finite(similarity, "similarity"),
         )
 
@@ -146,12 +161,13 @@ class SparseRecord:
         biases = part * (prior * np.log(np.maximum(arrays.counts, 1e-3)) + mass * log_mass)
         lengths = part * length * log_mass
         values = part * values + self.mix.get("centroid", 0.0) * cosine
-        margin = self.mix.get("svm", 0.0)
-        if margin > 0.0:
+        linear = self.mix.get("linear", 0.0) or self.mix.get("svm", 0.0)
+        if linear > 0.0:
+            low, high = (-self.bias, 0.0) if self.bias else (-1.0, 1.0)  # folders of format 2 to 4 have SVMs
             own, usual = self._own_cosine(data, sums, scale, norms), record._usual_cosine(arrays, cosine)
-            slope = 2.0 / np.maximum(own - usual, 0.1 * own)
-            values = values + margin * slope[arrays.classes] * cosine
-            biases = biases - margin * (1.0 + slope * usual)
+            slope = (high - low) / np.maximum(own - usual, 0.1 * own)
+            values = values + linear * slope[arrays.classes] * cosine
+            biases = biases + linear * (low - slope * usual)
         factor = np.float32(scale)
         postings = Postings(arrays.offsets, arrays.classes, values.astype(np.float32) * factor)
         dense, added = self._dense(data, n_new, weights)

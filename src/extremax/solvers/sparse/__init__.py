@@ -1,1 +1,1 @@
-"""Training of sparse weights: class sums, the generative start, its correction, and their mixture."""
+"""Training of sparse weights: class sums, the generative start, linear weights, and their mixture."""

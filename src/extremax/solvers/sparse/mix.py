@@ -32,22 +32,14 @@ def fit_mixture(
     """
     if data.n_rows > config.max_mix_rows:
         data = data.sample_rows(config.max_mix_rows)
-    return fit_joint_mixture([(experts, data)], config, context)
-
-
-def fit_joint_mixture(
-    folds: Sequence[tuple[Mapping[str, SparseWeights], Examples]], config: SparseConfig, context: Context
-) -> dict[str, float]:
-    """Choose the weights of models by rows of several folds, each with models of its own."""
-    experts = folds[0][0]
     with one_blas_thread():
-        phi, log_weight = _join([_describe(list(e.values()), d, config, context) for e, d in folds])
+        phi, log_weight = _describe(list(experts.values()), data, config, context)
         guess = dict(zip(EXPERTS, config.default_mix, strict=True))
         theta = np.array([guess.get(name, 0.5) for name in experts])
-        weight = np.concatenate([data.pair_weight.astype(np.float64) for _, data in folds])
+        weight = data.pair_weight.astype(np.float64)
         objective = _Objective(phi, log_weight, weight, theta)
         found, bounds = _fit_bounded(objective, theta, list(experts), config)
-        factor = _accuracy_weight(experts, [data for _, data in folds], config)
+        factor = _accuracy_weight(experts, data, config)
         if "linear" in experts and factor > 0.0:
             accuracy = factor, config.accuracy_slope
             objective = _Objective(phi, log_weight, weight, theta, accuracy)
@@ -58,24 +50,12 @@ def fit_joint_mixture(
     return {name: float(value) for name, value in zip(experts, found, strict=True)}
 
 
-def _accuracy_weight(
-    experts: Mapping[str, SparseWeights], parts: Sequence[Examples], config: SparseConfig
-) -> float:
+def _accuracy_weight(experts: Mapping[str, SparseWeights], data: Examples, config: SparseConfig) -> float:
     """Return what a smoothed accuracy of one is worth, in nats."""
-    if any(data.label_edges is not None for data in parts):
+    if data.label_edges is not None:
         return config.accuracy_weight_several
     few = next(iter(experts.values())).n_classes <= config.few_classes
     return config.accuracy_weight if few else config.accuracy_weight_many
-
-
-def _join(parts: list[tuple[Float32, Float32]]) -> tuple[Float32, Float32]:
-    """Join what `_describe` returned for several folds; missing candidates have no weight."""
-    n_slots = max(phi.shape[1] for phi, _ in parts)
-    phi = np.concatenate([np.pad(p, ((0, 0), (0, n_slots - p.shape[1]), (0, 0))) for p, _ in parts])
-    weights = [
-        np.pad(w, ((0, 0), (0, n_slots - w.shape[1])), constant_values=np.float32(-np.inf)) for _, w in parts
-    ]
-    return phi, np.concatenate(weights)
 
 
 def _rescaled(theta: Float64, found: Float64, objective: _Objective) -> Float64:

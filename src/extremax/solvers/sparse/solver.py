@@ -565,7 +565,8 @@ class SparseTrainer(TrainerBase):
             state.chosen["included_rows"] = 0 if split.held_out is None else split.held_out.n_rows
         # What the experts were made of is not needed any more: a finished model costs its weights alone.
         similarity = None if tables.bilinear is None else tables.bilinear.similarity
-        record = SparseRecord.of(tables.sums, tables.numbers, tables.mix, similarity)
+        bias = 0.0 if tables.linear is None else -float(tables.linear.biases.min(initial=0.0))
+        record = SparseRecord.of(tables.sums, tables.numbers, tables.mix, bias, similarity)
         state.tables = FinishedTables(weights, tables.scale, record)
 
     def _fit_whole(

@@ -19,7 +19,7 @@ from extremax.kernels import sparse_start as kernels
 from extremax.kernels.row_updates import CSRRows
 from extremax.kernels.sparse_scores import Postings
 from extremax.kernels.sparse_start import Numbers, Sums
-from extremax.runtime.products import count_indices, one_blas_thread
+from extremax.runtime.products import one_blas_thread
 from extremax.runtime.threads import run, split
 from extremax.scores.sparse import csr_rows, restore_matrix
 from extremax.storage import checks
@@ -167,21 +167,6 @@ def _columns_of(matrix: Any) -> Any:
     return columns
 
 
-def guess_rival_columns(data: Examples, slots: float) -> float:
-    """Return the mean number of columns that two rows or more have, of those that a class competes for.
-
-    These are ``slots`` rows of each pair; the guess is that they have columns as all rows do.
-    """
-    X: Any = data.X
-    if not sparse.issparse(X):
-        return float(X.shape[1])
-    share = count_indices(X.indices, int(X.shape[1])) / data.n_rows
-    n = slots * data.n_pairs
-    none = (1.0 - share) ** n
-    one = n * share * (1.0 - share) ** (n - 1.0) if n >= 1.0 else 1.0 - none
-    return float((1.0 - none - one).sum())
-
-
 def check_numbers(numbers: Numbers, n_features: int) -> None:
     """Raise ModelFileError for numbers of a saved start that name buckets or columns that there are not."""
     arrays = numbers._asdict()
@@ -284,23 +269,6 @@ def fit_numbers(
     best = max(tried, key=lambda a: tried[a][0])
     value, numbers = fitter.fit(pairs, best, tried[best][1])
     return numbers, value
-
-
-def refit_numbers(
-    arrays: Sums,
-    rows: CSRRows,
-    data: Examples,
-    config: SparseConfig,
-    numbers: Numbers,
-    seed: int,
-    n_threads: int,
-) -> Numbers:
-    """Fit weights and biases to other rows, with the smoothing and from the values of given numbers."""
-    pairs = sample_pairs(arrays.counts, data, sample_sizes(rows, config)[0], seed)
-    if len(pairs) < config.min_sample_pairs or len(arrays.counts) < 3:
-        return numbers
-    fitter = _Fitter(arrays, rows, data, config, seed, n_threads)
-    return fitter.fit(pairs, numbers.smoothing, numbers)[1]
 
 
 def sample_sizes(rows: CSRRows, config: SparseConfig) -> tuple[int, int]:
