@@ -293,8 +293,7 @@ class SparseTrainer(TrainerBase):
         n_rows = max(problem.n_rows, 1)
         entries = problem.n_entries or n_rows * problem.n_features
         pair_entries = entries * n_pairs // n_rows
-        most = n_classes * problem.n_features
-        own = min(pair_entries, most)  # entries of the class sums
+        own = min(pair_entries, n_classes * problem.n_features)  # entries of the class sums
         start_pairs = min(numbers.sample_pairs, n_pairs)
         start_classes = min(1 + numbers.best_candidates + numbers.drawn_candidates, n_classes)
         n_slots = self._n_slots(n_pairs, n_classes)
@@ -302,9 +301,8 @@ class SparseTrainer(TrainerBase):
         need += 208 * (1 + len(self.config.layout.groups)) * start_pairs * start_classes
         if problem.n_entries is None:
             need += 12 * entries  # packed
-        # candidates, and weights on a third of the features of the rows that a class is fitted on
-        weights = min(n_slots * entries // 3, most)
-        return need + 24 * n_slots * n_rows + 24 * min(weights, 4 * own)
+        # candidates, and weights by class and by feature: about as many as entries of the class sums
+        return need + 24 * n_slots * n_rows + 24 * own
 
     def accept(self, data: Examples) -> Examples:
         """Return the examples with features as a CSR matrix."""
