@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from extremax.solvers.sparse.correction import feature_mean
 from scipy import sparse
 
-from extremax.examples import Examples
 from extremax.kernels.postings import copy_lines
 from extremax.kernels.sparse_scores import Postings
 from extremax.runtime.products import count_indices, row_blocks, square_sums
@@ -17,10 +15,9 @@ from extremax.scores.sparse import (
     csr_rows,
     prune_postings,
     select_columns,
-    transpose_structure,
     transposed,
 )
-from extremax.solvers.sparse.start import guess_rival_columns
+from extremax.solvers.sparse.plausible import feature_mean
 
 pytestmark = [pytest.mark.small, pytest.mark.reference]
 N_CLASSES, N_FEATURES = 13, 17
@@ -70,9 +67,6 @@ def test_transposed_is_the_other_format(index):
     assert_same(transposed(matrix), postings_of(matrix))
     back = transposed(matrix.tocsc())
     assert_same(back, (matrix.indptr, matrix.indices, matrix.data))
-    columns = matrix.tocsc()
-    structure = transpose_structure(columns.indptr, columns.indices, matrix.shape[0])
-    assert_same((*structure, []), (matrix.indptr, matrix.indices, []))
     weights = SparseWeights.from_matrix(matrix, np.zeros(N_CLASSES, np.float32))
     assert_same(weights.postings, postings_of(matrix))
 
@@ -134,13 +128,3 @@ def test_sums_in_blocks_are_those_of_all_at_once(size):
     assert (blocks[0][0], blocks[-1][1]) == (0, 200)
     most = max(size, int(np.diff(matrix.indptr).max()))
     assert all(matrix.indptr[last] - matrix.indptr[first] <= most for first, last in blocks)
-
-
-@pytest.mark.planted
-def test_columns_of_competing_rows_are_guessed():
-    rng = np.random.default_rng(8)
-    share = rng.random(400) ** 4  # columns of all frequencies
-    X = sparse.csr_matrix((rng.random((3000, 400)) < share).astype(np.float32))
-    data, slots = Examples(X, np.zeros(3000, np.int32)), 30 / 3000
-    shared = [(X[rng.choice(3000, 30, replace=False)].getnnz(axis=0) >= 2).sum() for _ in range(50)]
-    assert abs(guess_rival_columns(data, slots) / np.mean(shared) - 1.0) < 0.05

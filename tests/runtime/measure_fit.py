@@ -75,7 +75,7 @@ def make(kind: str, size: float) -> Problem:
     """Return the problem of a kind; `size` is one for the measurement, less for the fit before it."""
     n, options = int(150_000 * size), {"n_epochs": 1, "n_jobs": 2, "random_state": 0}
     # One pass of everything that takes passes: the memory is that of many.
-    ExtremeClassifier._numbers = replace_numbers(DEFAULTS, sparse={"svm_passes": 1, "bilinear_epochs": 1})
+    ExtremeClassifier._numbers = replace_numbers(DEFAULTS, sparse={"passes": 1, "bilinear_epochs": 1})
     if kind.startswith("text"):
         n_classes = {"text_few": 40, "text_many": 25_000}[kind]
         return Problem(*texts(int(24_000 * size), n_classes), TextClassifier(ExtremeClassifier(**options)))

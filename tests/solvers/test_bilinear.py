@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from extremax.solvers.sparse.correction import Job, TrainingRows, feature_mean
 from scipy import sparse
 
 from extremax import ExtremeClassifier
@@ -14,6 +13,7 @@ from extremax.examples import Examples
 from extremax.kernels.sparse_dual import Candidates
 from extremax.scores.sparse import csr_rows
 from extremax.solvers.sparse.bilinear import _Fitter, choose_columns, fit_bilinear
+from extremax.solvers.sparse.plausible import Job, TrainingRows, feature_mean
 from extremax.tuned import DEFAULTS, replace_numbers
 
 
@@ -23,7 +23,7 @@ class Small(ExtremeClassifier):
     _numbers = replace_numbers(
         DEFAULTS,
         sparse={
-            "few_classes": 0, "svm_work": 0.0, "svm_work_several": 0.0, "min_held_out_pairs": 200,
+            "few_classes": 0, "min_held_out_pairs": 200,
             "bilinear_size": 8, "bilinear_min_rows": 2, "bilinear_batch": 128, "bilinear_steps": 1000,
             "bilinear_epochs": 30, "bilinear_drawn": 32,
         },

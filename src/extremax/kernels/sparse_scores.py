@@ -23,20 +23,6 @@ class Postings(NamedTuple):
     values: np.ndarray  # (n_entries,) float32
 
 
-class Frequent(NamedTuple):
-    """Columns with so many weights that scores are first computed without them.
-
-    Their weights W (n_classes, n_columns) are stood in for by ``left.T @ right.T``, of low rank.
-    """
-
-    place: np.ndarray  # (n_features,) int32: number among these columns, or -1
-    left: np.ndarray  # (rank, n_classes) float32
-    right: np.ndarray  # (n_columns, rank) float32
-    starts: np.ndarray  # (n_classes + 1,) int64: where the weights of each class begin ...
-    columns: np.ndarray  # int32: ... their columns among these ...
-    values: np.ndarray  # float32: ... and the weights
-
-
 @inline
 def row_mass(values, start, stop):
     """Return the sum of the entries of a row."""
@@ -61,59 +47,6 @@ def score_rows(rows, first, last, postings, length_biases, out):
             for q in range(postings.offsets[f], postings.offsets[f + 1]):
                 # unsigned: no look for indices from the end
                 line[np.uint32(postings.classes[q])] += x * postings.values[q]
-
-
-@helper
-def project_frequent(rows, r, frequent, entries, out):
-    """Fill `out` (rank,) with the product of a row and the right factor, and `entries` (n_columns,) with the
-    row's frequent columns; `clear_frequent` makes them zero again.
-    """
-    for j in range(out.size):
-        out[j] = 0.0
-    if frequent.right.size == 0:
-        return
-    for p in range(rows.indptr[r], rows.indptr[r + 1]):
-        at = frequent.place[rows.indices[p]]
-        if at >= 0:
-            entries[at] = rows.data[p]
-            for j in range(out.size):
-                out[j] += rows.data[p] * frequent.right[at, j]
-
-
-@helper
-def clear_frequent(rows, r, frequent, entries):
-    """Set the frequent columns of a row to zero."""
-    if frequent.right.size == 0:
-        return
-    for p in range(rows.indptr[r], rows.indptr[r + 1]):
-        at = frequent.place[rows.indices[p]]
-        if at >= 0:
-            entries[at] = 0.0
-
-
-@helper
-def start_scores(biases, mass, frequent, coordinates, scores):
-    """Fill the scores of all classes with their biases and what stands for the frequent columns."""
-    for start in range(0, scores.size, 2048):
-        block = scores[start : start + 2048]
-        fixed, by_length = biases[0][start : start + 2048], biases[1][start : start + 2048]
-        for y in range(block.size):
-            block[y] = fixed[y] + mass * by_length[y]
-        for j in range(coordinates.size):
-            factor, line = np.float32(coordinates[j]), frequent.left[j, start : start + 2048]
-            for y in range(block.size):
-                block[y] += factor * line[y]
-
-
-@helper
-def frequent_gap(frequent, entries, coordinates, label):
-    """Return what the frequent columns really add to the score of a class minus what stood for them."""
-    total = np.float32(0.0)
-    for q in range(frequent.starts[label], frequent.starts[label + 1]):
-        total += entries[frequent.columns[q]] * frequent.values[q]
-    for j in range(coordinates.size):
-        total -= np.float32(coordinates[j]) * frequent.left[j, label]
-    return total
 
 
 @njit

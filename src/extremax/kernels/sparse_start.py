@@ -221,7 +221,7 @@ def choose_candidates(
     n_best, n_drawn : int
         Candidates of highest score, and candidates drawn uniformly from all others.
     scores : (last - first, n_classes) float32
-        The biases of the guess; changed.
+        The biases of the guess, minus infinity for classes that are not to be chosen; changed.
     slot : (n_classes,) int32
         Scratch; -1 before and after.
     best : pair of (n_best,) int32, float32
@@ -244,12 +244,15 @@ def choose_candidates(
             found.classes[k, j + 1] = best[0][j]
             slot[best[0][j]] = j + 1
         n = n_found + 1
-        others = n_classes - n
+        others = n_classes - n + 1  # without classes that are not to be chosen, the own class among them
+        for j in range(n_classes):
+            if line[j] == _EMPTY:
+                others -= 1
         wanted = n_drawn if n_drawn < others else others
         draw = np.uint64(0)
         for _ in range(wanted):
             label = np.int64(draw_key(seed + k, own, draw) % np.uint64(n_classes))
-            while slot[label] >= 0:
+            while slot[label] >= 0 or line[label] == _EMPTY:
                 draw += np.uint64(1)
                 label = np.int64(draw_key(seed + k, own, draw) % np.uint64(n_classes))
             found.classes[k, n] = label
