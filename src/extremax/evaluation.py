@@ -186,8 +186,8 @@ def evaluate(
 
     figures: dict[str, Any] = {}
     if several:
-        figures = _label_figures(core, data, truth, threads, n_bins)
-        figures |= {
+        figures = {
+            **_label_figures(core, data, truth, threads, n_bins),
             "f1": at_ks(metrics.f1_at_k),
             "recall": {RECALL_K: metrics.recall_at_k(truth, ranked.labels, k=RECALL_K)},
         }

@@ -136,9 +136,15 @@ class StreamMoments:
         return white, whitened, np.log(np.maximum(counts, 0.5) / total)
 
     def state(self) -> State:
-        header = {"n_rows": self.n_rows, "next_refresh": self.next_refresh}
-        moments = {"shift": self.shift, "second": self.second}
-        return State(header, moments | {"class_sums": self.class_sums, "class_weights": self.class_weights})
+        return State(
+            {"n_rows": self.n_rows, "next_refresh": self.next_refresh},
+            {
+                "shift": self.shift,
+                "second": self.second,
+                "class_sums": self.class_sums,
+                "class_weights": self.class_weights,
+            },
+        )
 
     @classmethod
     def from_state(cls, state: State, n_classes: int, n_features: int) -> StreamMoments:
