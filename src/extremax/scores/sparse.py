@@ -393,7 +393,7 @@ class SparseWeights:
 
         The dense part is among them. Features on which more than ``column_fraction`` of the classes have a
         weight become columns, the longest first while all take no more than ``column_bytes``, and those of
-        features no more than the postings do.
+        features no more than the postings do, or twice that where all classes are in half a tile.
         """
         limits = (config.column_fraction, config.column_bytes)
         kept = self.__dict__.get("_kept_columns")
@@ -629,7 +629,9 @@ def _make_columns(weights: SparseWeights, min_fraction: float, max_bytes: int) -
     n_words, n_tiles = len(postings.offsets) - 1, -(-n_classes // TILE)
     fixed = [weights.length_biases, *(() if dense is None else dense.factors.T)]
     n_fixed, column_bytes = len(fixed), 4 * TILE * n_tiles
-    n_most = max(0, min(max_bytes // column_bytes - n_fixed, 8 * weights.n_entries // column_bytes))
+    # Padding to 32 classes counts, not that to a tile: small models keep the order of their sums.
+    narrow_bytes = 4 * 32 * -(-n_classes // 32)
+    n_most = max(0, min(max_bytes // column_bytes - n_fixed, 8 * weights.n_entries // narrow_bytes))
     lengths = np.diff(postings.offsets)
     frequent = np.flatnonzero(lengths > min_fraction * n_classes)
     longest = np.argsort(-lengths[frequent], kind="stable")[:n_most]
