@@ -34,8 +34,6 @@ def settings(noise="tree", **more):
 SHARED_WORK = replace_numbers(
     DEFAULTS, sparse={"one_worker_entries": 0, "min_features": 64, "few_classes": 5}
 )
-    DEFAULTS, sparse={"one_worker_entries": 0, "min_features": 64, "few_classes": 5}
-)
 
 
 class SharedWork(ExtremeClassifier):

@@ -69,7 +69,7 @@ def test_memory_limit_covers_the_features_of_texts_rejects() -> None:
     texts = [f"word{i % 50} of text number {i}" for i in range(400)]
     labels = [i % 100 for i in range(400)]
     small = NgramFeatures(hash_bits=8)
-    clf = TextClassifier(ExtremeClassifier(memory_limit=1 << 26, n_jobs=1, random_state=0))
+    clf = TextClassifier(ExtremeClassifier(memory_limit=1 << 25, n_jobs=1, random_state=0))
     with pytest.raises(NotEnoughMemoryError, match=r"TextClassifier\.fit needs .* \(tables of n-grams"):
         clf.fit(texts, labels)
     need = small.fit_bytes(texts, 1)

@@ -133,7 +133,7 @@ def test_an_array_of_another_type_or_without_a_dimension_rejects(forge: Any, bas
         ("sparse", "weights.classes", 2**31 - 1),
         ("sparse", "weights.offsets", 2**40),
         ("unfinished", "training.sums.classes", -5),
-        ("unfinished", "training.correction.features", 10**6),
+        ("unfinished", "training.linear.features", 10**6),
         ("tree", "noise.leaf_class", 77),
         ("text", "text.large_text_counts", -1),
         ("dense", "classes.counts", -1),
