@@ -8,12 +8,10 @@ import numpy as np
 import pytest
 from scipy import sparse
 
-import reference
 from extremax.examples import Examples
 from extremax.kernels import sparse_start as kernels
 from extremax.kernels.sparse_start import Numbers
-from extremax.scores.sparse import SparseWeights, csr_rows, prune_postings
-from extremax.solvers.sparse import correction as steps
+from extremax.scores.sparse import SparseWeights, csr_rows
 from extremax.solvers.sparse.start import ClassSums, fit_numbers, make_start
 from extremax.tuned import SparseConfig
 
@@ -119,11 +117,12 @@ def pair_of(data, pair):
     return kernels.Pairs(data.rows[[pair]], data.y[[pair]], data.pair_weight[[pair]])
 
 
-def describe(data, pair, numbers, sizes, seed=3):
+def describe(data, pair, numbers, sizes, seed=3, hidden=()):
     arrays, rows = ClassSums.of(data, N_CLASSES, N_FEATURES).arrays, csr_rows(data.X)
     start = make_start(arrays, numbers, 1)
     n, given = 1 + sum(sizes), pair_of(data, pair)
     scores = (start.biases + rows_of_pair(data, pair).sum() * start.length_biases)[None].astype(np.float32)
+    scores[:, list(hidden)] = -np.inf
     slot = np.full(N_CLASSES, -1, np.int32)
     found = kernels.Candidates(
         np.full((1, n), -1, np.int32),
@@ -199,98 +198,158 @@ def test_candidates_are_the_best_and_some_of_the_others():
     assert (log_weight[:n] == 0.0).all()
 
 
-def propose(data, numbers, n_candidates, rare, prune=0.0, n_threads=1):
-    arrays, rows = ClassSums.of(data, N_CLASSES, N_FEATURES).arrays, csr_rows(data.X)
-    start = make_start(arrays, numbers, 1)
-    source = steps.ProposalSource(arrays, numbers, start)
-    training = steps.TrainingRows(data, rows, steps.feature_mean(rows, N_FEATURES))
-    postings = prune_postings(start.postings, training.mean, prune)
-    job = steps.Job(SparseConfig(rare_classes=rare), 0, n_threads)
-    return steps.propose(training, np.arange(data.n_pairs), source, postings, n_candidates, job)
+@pytest.mark.identity
+@pytest.mark.parametrize("sizes", [(2, 2), (N_CLASSES - 1, 3), (1, N_CLASSES)])
+def test_hidden_classes_are_neither_best_nor_drawn(sizes):
+    """Other labels of the row, whose sums it is in."""
+    data, numbers = make_data("one label"), numbers_of(np.random.default_rng(6))
+    for pair in range(12):
+        hidden = np.setdiff1d([pair % N_CLASSES, (pair + 3) % N_CLASSES, 8], data.y[pair])
+        n, candidates, log_weight, _, _ = describe(data, pair, numbers, sizes, seed=pair, hidden=hidden)
+        left = N_CLASSES - 1 - len(hidden)
+        n_best = min(sizes[0], left)
+        assert n == 1 + n_best + min(sizes[1], left - n_best)
+        assert not set(candidates[:n].tolist()) & set(hidden.tolist())
+        assert len(set(candidates[:n].tolist())) == n
+        total = np.exp(log_weight[1 + n_best : n]).sum()  # the drawn ones stand for all that are left
+        assert total == pytest.approx(left - n_best if n > 1 + n_best else 0.0, rel=1e-5)
+        assert np.isneginf(log_weight[n:]).all()
+
+
+@pytest.mark.identity
+def test_other_labels_of_a_row_are_not_candidates(monkeypatch):
+    """They have the row in their sums: no leave-one-out pair is compared with them."""
+    rng = np.random.default_rng(11)
+    n_rows, n_classes, n_labels = 300, 320, 40
+    labels = np.sort(np.stack([rng.permutation(n_classes)[:n_labels] for _ in range(n_rows)]), axis=1)
+    X = sparse.random(n_rows, 60, 0.1, "csr", dtype=np.float32, random_state=1)
+    data = Examples(X, labels.ravel().astype(np.int32), np.repeat(np.arange(n_rows), n_labels))
+    seen = []
+
+    def keep(rows, pairs, sums, numbers, slot, found, first, last):
+        for k in range(first, last):
+            seen.append((pairs.rows[k], pairs.classes[k], found.classes[k, : found.sizes[k]].copy()))
+
+    monkeypatch.setattr(kernels, "describe_pairs", keep)
+    config = SparseConfig(sample_pairs=60, search_pairs=30, max_smoothing_steps=0)
+    arrays = ClassSums.of(data, n_classes, 60).arrays
+    fit_numbers(arrays, csr_rows(X), data, config, 0, 1)
+    assert len(seen) > 60
+    for row, own, candidates in seen:
+        assert candidates[0] == own
+        assert not set(candidates[1:].tolist()) & set(labels[row].tolist())
+
+
+# -- proposals
+
+
+def brute_force(data, table, k, allowed=None):
+    """Return the best classes that a row does not have, their scores, and the log of the mass of the rest."""
+    expected = []
+    for row in range(data.n_rows):
+        scores = table[row].copy()
+        scores[data.y[data.rows == row]] = -np.inf
+        if allowed is not None:
+            scores[~allowed[row]] = -np.inf
+        best = np.argsort(-scores, kind="stable")[:k]
+        best = best[np.isfinite(scores[best])]
+        values = scores[best].copy()
+        scores[best] = -np.inf
+        with np.errstate(divide="ignore"):
+            expected.append((best, values, np.logaddexp.reduce(scores)))
+    return expected
+
+
+def propose(data, weights, k, *, needs_rest=True, ranges=None):
+    """Call the kernel for all rows of the examples; every row has a label."""
+    n_classes = weights.n_classes
+    edges = np.searchsorted(data.rows, np.arange(data.n_rows + 1)).astype(np.int64)
+    found = kernels.Proposals(
+        np.full((data.n_rows, k), 77, np.int32), np.full((data.n_rows, k), 7.0, np.float32),
+        np.full(data.n_rows if needs_rest else 0, 7.0, np.float32), np.empty(0, np.float32),
+    )  # fmt: skip
+    scores = np.zeros(n_classes, np.float32)
+    touched = np.zeros(-(-n_classes // kernels.BLOCK), np.uint8)
+    pairs = np.arange(data.n_rows), edges, data.y
+    biases = weights.biases, weights.length_biases
+    for first, last in ranges or [(0, data.n_rows)]:
+        kernels.propose(
+            csr_rows(data.X), pairs, weights.postings, biases, scores, touched, found, first, last
+        )
+        assert not scores.any()
+        assert not touched.any()
+    return found
+
+
+def assert_proposed(found, expected, atol=1e-4):
+    for row, (best, values, rest) in enumerate(expected):
+        n = len(best)
+        np.testing.assert_array_equal(found.classes[row, :n], best)
+        np.testing.assert_allclose(found.scores[row, :n], values, atol=atol)
+        assert (found.classes[row, n:] == -1).all()
+        assert np.isneginf(found.scores[row, n:]).all()
+        if len(found.log_rest) and rest > -80.0:
+            assert found.log_rest[row] == pytest.approx(rest, abs=10 * atol)
+        elif len(found.log_rest):  # nothing is left
+            assert found.log_rest[row] < -70.0
+
+
+def make_weights(rng, n_classes, density):
+    W = sparse.random(n_classes, N_FEATURES, density, "csc", dtype=np.float32, random_state=3)
+    W.data[:] = rng.normal(size=W.nnz)
+    biases = rng.normal(size=(2, n_classes)).astype(np.float32)
+    return SparseWeights.from_matrix(W, biases[0], biases[1])
 
 
 @pytest.mark.reference
-@pytest.mark.parametrize("kind", ["one label", "weights", "negative values"])
-def test_proposals_match_sums_without_the_row(kind):
-    data, numbers = make_data(kind), numbers_of(np.random.default_rng(7))
-    if kind == "negative values":  # p_f and m_y are those of positive sums alone, and not exact
-        numbers = numbers._replace(log_weights=np.zeros(N_BUCKETS), bias_weights=np.array([0, 0.5, 0]))
-    found = propose(data, numbers, 4, rare=N_CLASSES)
-    np.testing.assert_array_equal(found.classes[:, 0], data.y)
-    np.testing.assert_array_equal(found.rows, data.rows)
-    np.testing.assert_array_equal(found.weights, data.pair_weight)
-    for pair in range(data.n_pairs):
-        slow, x = SlowSums(data, pair), rows_of_pair(data, pair)
-        scores = np.array([slow.score(x, label, numbers) for label in range(N_CLASSES)])
-        others = np.delete(np.arange(N_CLASSES), data.y[pair])
-        np.testing.assert_allclose(found.offsets[pair, 0], scores[data.y[pair]], atol=5e-4, rtol=1e-4)
-        best = others[reference.ranked(scores[others][None], 4)[0]]
-        np.testing.assert_array_equal(found.classes[pair, 1:], best)
-        np.testing.assert_allclose(found.offsets[pair, 1:], scores[best], atol=5e-4, rtol=1e-4)
-        rest = np.setdiff1d(others, best)
-        expected = np.log(np.exp(scores[rest] - scores.max()).sum()) + scores.max()
-        assert found.log_rest[pair] == pytest.approx(expected, abs=1e-3, rel=1e-4)
-
-
-@pytest.mark.reference
-def test_proposals_of_rows_with_several_labels():
-    """Own scores leave the pair out; no label of the row is proposed against another."""
-    data, numbers = make_data("several labels"), numbers_of(np.random.default_rng(8))
-    found = propose(data, numbers, 5, rare=N_CLASSES)
-    for pair in range(data.n_pairs):
-        slow = SlowSums(data, pair)
-        expected = slow.score(rows_of_pair(data, pair), data.y[pair], numbers)
-        assert found.offsets[pair, 0] == pytest.approx(expected, abs=5e-4, rel=1e-4)
-        labels = data.y[data.rows == data.rows[pair]]
-        negatives = found.classes[pair, 1:]
-        assert not set(labels.tolist()) & set(negatives[negatives >= 0].tolist())
-        assert (negatives >= 0).sum() == min(5, N_CLASSES - len(labels))
-        assert np.isneginf(found.offsets[pair, 1:][negatives < 0]).all()
-
-
-@pytest.mark.reference
-def test_frequent_features_are_proposed_by_the_weights_of_all_rows():
-    data, numbers = make_data("one label"), numbers_of(np.random.default_rng(9))
-    found, slow = propose(data, numbers, N_CLASSES - 1, rare=0), SlowSums(data)
-    for pair in range(data.n_pairs):
-        x = rows_of_pair(data, pair)
-        scores = [slow.score(x, label, numbers) for label in found.classes[pair, 1:]]
-        np.testing.assert_allclose(found.offsets[pair, 1:], scores, atol=5e-4, rtol=1e-4)
-    pruned = propose(data, numbers, N_CLASSES - 1, rare=0, prune=np.inf)  # the biases alone are left
-    start = make_start(ClassSums.of(data, N_CLASSES, N_FEATURES).arrays, numbers, 1)
-    scores = start.biases + data.X.toarray().sum(axis=1, keepdims=True) * start.length_biases
-    expected = np.take_along_axis(scores, pruned.classes[:, 1:].astype(np.int64), axis=1)
-    np.testing.assert_allclose(pruned.offsets[:, 1:], expected, atol=1e-4)
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("k", [1, 4, N_CLASSES])
+def test_proposals_are_the_best_of_all_classes_where_blocks_are_few(kind, k):
+    data, weights = make_data(kind), make_weights(np.random.default_rng(10), N_CLASSES, 0.4)
+    X = data.X.toarray().astype(np.float64)
+    table = X @ weights.to_matrix().toarray().T + weights.biases
+    table += X.sum(axis=1, keepdims=True) * weights.length_biases
+    expected = brute_force(data, table, k)
+    assert_proposed(propose(data, weights, k), expected)
+    plain = propose(data, weights, k, needs_rest=False, ranges=[(20, 40), (0, 7), (7, 20)])
+    assert_proposed(plain, expected)
 
 
 @pytest.mark.reference
 @pytest.mark.parametrize("kind", ["one label", "several labels"])
-def test_proposals_by_given_weights(kind):
-    data, rng = make_data(kind), np.random.default_rng(10)
-    W, biases = rng.normal(size=(N_CLASSES, N_FEATURES)), rng.normal(size=N_CLASSES)
-    weights = SparseWeights.from_matrix(np.where(rng.random(W.shape) < 0.5, W, 0.0), biases)
-    training = steps.TrainingRows(data, csr_rows(data.X), np.ones(N_FEATURES, np.float32))
-    found = steps.propose_by_weights(training, weights, 4, steps.Job(SparseConfig(), 0, 2))
-    table = data.X.toarray().astype(np.float64) @ weights.to_dense().T + weights.biases
-    np.testing.assert_array_equal(found.rows, data.rows)
-    np.testing.assert_array_equal(found.weights, data.pair_weight)
+def test_proposals_of_many_blocks_are_of_those_that_share_a_feature(kind):
+    n_classes, rng = 129 * kernels.BLOCK - 5, np.random.default_rng(12)
+    data, weights = make_data(kind), make_weights(rng, n_classes, 1.5e-4)
+    labels = rng.permutation(n_classes)[:N_CLASSES].astype(np.int32)
+    order = np.lexsort([labels[data.y], data.rows])  # labels of a row ascend
+    data = Examples(data.X, labels[data.y][order], data.rows[order])
+    X, W = data.X.toarray().astype(np.float64), weights.to_matrix().toarray()
+    table = X @ W.T + weights.biases + X.sum(axis=1, keepdims=True) * weights.length_biases
+    shares = ((X != 0.0).astype(int) @ (W != 0.0).astype(int).T) > 0
+    blocks = np.arange(n_classes) // kernels.BLOCK
+    allowed = np.array([np.isin(blocks, np.unique(blocks[line])) for line in shares])
+    assert 0.0 < allowed.mean() < 0.6
+    assert (~allowed.any(axis=1)).any()  # an empty row shares nothing
+    expected = brute_force(data, table, 6, allowed)
+    assert_proposed(propose(data, weights, 6), expected)
+
+
+@pytest.mark.reference
+@pytest.mark.parametrize("kind", KINDS)
+def test_own_scores_match_sums_without_the_row(kind):
+    data, numbers = make_data(kind), numbers_of(np.random.default_rng(7))
+    if kind == "negative values":  # p_f and m_y are those of positive sums alone, and not exact
+        numbers = numbers._replace(log_weights=np.zeros(N_BUCKETS), bias_weights=np.array([0, 0.5, 0]))
+    arrays = ClassSums.of(data, N_CLASSES, N_FEATURES).arrays
+    found = np.full(data.n_pairs, np.nan, np.float32)
+    pairs = kernels.Pairs(data.rows, data.y, data.pair_weight)
+    for first, last in ((0, 11), (11, data.n_pairs)):
+        kernels.score_own(csr_rows(data.X), pairs, arrays, numbers, found, first, last)
     for pair in range(data.n_pairs):
-        row, labels = data.rows[pair], data.y[data.rows == data.rows[pair]]
-        scores = table[row].copy()
-        scores[labels] = -np.inf
-        best = np.argsort(-scores, kind="stable")[:4]
-        np.testing.assert_array_equal(found.classes[pair], [data.y[pair], *best])
-        np.testing.assert_allclose(found.offsets[pair], table[row][found.classes[pair]], atol=1e-5)
-        scores[best] = -np.inf
-        assert found.log_rest[pair] == pytest.approx(np.logaddexp.reduce(scores), abs=1e-4)
-
-
-@pytest.mark.invariance
-def test_proposals_are_the_same_for_any_number_of_threads():
-    data, numbers = make_data("several labels"), numbers_of(np.random.default_rng(8))
-    first, second = (propose(data, numbers, 5, rare=3, n_threads=n) for n in (1, 3))
-    for a, b in zip(first, second, strict=True):
-        np.testing.assert_array_equal(a, b)
+        expected = SlowSums(data, pair).score(rows_of_pair(data, pair), data.y[pair], numbers)
+        assert found[pair] == pytest.approx(expected, abs=5e-4, rel=1e-4)
+    whole = [SlowSums(data).score(rows_of_pair(data, p), data.y[p], numbers) for p in range(data.n_pairs)]
+    assert np.abs(found - whole).max() > 0.1
 
 
 @pytest.mark.identity

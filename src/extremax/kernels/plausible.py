@@ -21,7 +21,7 @@ import numpy as np
 from extremax.kernels.compile import helper, njit
 from extremax.kernels.sparse_dual import solve_dual, swap_random
 
-_SKIP = 0.005  # change of a variable, per unit of weight, below which a row is left out of some passes
+_SKIP = 0.1  # of the tolerance: a row whose variable, per unit of weight, changes less misses some passes
 _FULL = 4  # every so many passes, all rows take part
 
 
@@ -119,6 +119,7 @@ def _solve(squares, options, c, n, n_own, local):
     """Run passes over the rows of one class."""
     w, values, places = local.w, local.values, local.places
     inverse = 1.0 / options.regularization
+    skipped = _SKIP * options.tolerance
     n_active = n
     for number in range(options.passes):
         is_full = number % _FULL == 0
@@ -139,7 +140,7 @@ def _solve(squares, options, c, n, n_own, local):
             new = solve_dual(target, weight, np.float64(score + local.offsets[i]), old, q)
             change = abs(new - old)
             largest = change if change > largest else largest
-            if change <= _SKIP * weight and number > 0:
+            if change <= skipped * weight and number > 0:
                 n_active -= 1
                 local.order[k] = local.order[n_active]
                 local.order[n_active] = i

@@ -428,6 +428,9 @@ def _insert(block, first, n, classes, scores):
 def propose(rows, pairs, postings, biases, scores, touched, proposals, first, last):
     """Find the best other classes of rows of a range, among those that share a feature with the row.
 
+    Classes are looked at in blocks: all those of a block of which one shares a feature, and where blocks are
+    few, all classes.
+
     Parameters
     ----------
     rows : CSRRows
@@ -441,7 +444,7 @@ def propose(rows, pairs, postings, biases, scores, touched, proposals, first, la
         Scratch; zero before and after.
     proposals : Proposals
         Classes and scores are filled, and where there is room for it the log of the mass of all other classes
-        that share a feature with the row.
+        of these blocks.
     """
     row_numbers, pair_offsets, labels = pairs
     has_rest, n_classes = proposals.log_rest.size > 0, scores.size

@@ -213,6 +213,7 @@ def log_odds(data: Examples, found: Plausible, own: Float32) -> tuple[Float32, F
     best_own = np.full(len(others), -np.inf, np.float32)
     np.maximum.at(best_own, data.rows, own)
     total = np.logaddexp(others, best_own)[:, None]
+    total[np.isneginf(total)] = 0.0  # rows without a label
     share = np.exp(np.minimum(found.scores - total, 0.0))
     of_rows = found.scores - total - np.log(np.maximum(1.0 - share, 1e-4))
     return (own - others[data.rows]).astype(np.float32), of_rows.astype(np.float32)

@@ -1,0 +1,265 @@
+"""Logistic regression of each class on the rows it is plausible for, against a minimiser of the primal."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from scipy import sparse
+from scipy.optimize import minimize
+
+from extremax.examples import Examples
+from extremax.scores.sparse import csr_rows
+from extremax.solvers.sparse.plausible import Job, Plausible, TrainingRows, feature_mean, fit_linear
+from extremax.tuned import SparseConfig
+
+pytestmark = pytest.mark.small
+
+N_CLASSES, N_FEATURES, N_ROWS, N_SLOTS = 6, 8, 60, 3
+EXACT = {"passes": 2000, "tolerance": 1e-5, "prune_linear": 0.0, "regularization": 0.5}
+
+
+def make_rows(seed=0, *, several=False, weighted=False):
+    rng = np.random.default_rng(seed)
+    y = (np.arange(N_ROWS) % N_CLASSES).astype(np.int32)
+    X = 0.8 * rng.normal(size=(N_CLASSES, N_FEATURES))[y] + rng.normal(size=(N_ROWS, N_FEATURES))
+    X[rng.random(X.shape) < 0.4] = 0.0
+    matrix = sparse.csr_matrix(X.astype(np.float32))
+    if not several:
+        weight = rng.uniform(0.2, 3.0, N_ROWS).astype(np.float32) if weighted else None
+        return Examples(matrix, y, None, weight)
+    labels = [np.unique([c, (c + i) % N_CLASSES]) for i, c in enumerate(y)]
+    rows = np.repeat(np.arange(N_ROWS), [len(found) for found in labels])
+    weight = rng.uniform(0.2, 3.0, len(rows)).astype(np.float32) if weighted else None
+    return Examples(matrix, np.concatenate(labels).astype(np.int32), rows, weight)
+
+
+def make_found(data, seed=1):
+    """Some classes that a row does not have, fewer in some rows."""
+    rng = np.random.default_rng(seed)
+    classes = np.full((data.n_rows, N_SLOTS), -1, np.int32)
+    for row in range(data.n_rows):
+        others = rng.permutation(np.setdiff1d(np.arange(N_CLASSES), data.y[data.rows == row]))
+        n = min(int(rng.integers(0, N_SLOTS + 1)), len(others))
+        classes[row, rng.permutation(N_SLOTS)[:n]] = others[:n]
+    return Plausible(classes, np.zeros(classes.shape, np.float32), np.empty(0, np.float32))
+
+
+def fit(data, found, *, n_classes=N_CLASSES, n_threads=1, offsets=None, seed=3, **numbers):
+    rows = csr_rows(data.X)
+    training = TrainingRows(data, rows, feature_mean(rows, data.X.shape[1]))
+    job = Job(SparseConfig(**{**EXACT, **numbers}), seed, n_threads)
+    matrix, biases = fit_linear(training, found, n_classes, job, offsets=offsets)
+    assert matrix.shape == (n_classes, data.X.shape[1])
+    return matrix, biases
+
+
+def problem_of(data, found, c, bias, offsets=None):
+    """Return rows, targets, weights and offsets of a class, as the formula of the module has them."""
+    X = data.X.toarray().astype(np.float64)
+    own = np.flatnonzero(data.y == c)
+    others, slots = np.nonzero(found.classes == c)
+    rows = np.concatenate([data.rows[own], others])
+    largest = np.array([data.pair_weight[data.rows == row].max(initial=0.0) for row in range(data.n_rows)])
+    weights = np.concatenate([data.pair_weight[own], largest[others]]).astype(np.float64)
+    targets = np.concatenate([np.ones(len(own)), np.zeros(len(others))])
+    given = np.full(len(rows), bias)
+    if offsets is not None:
+        given = np.concatenate([offsets[0][own], offsets[1][others, slots]]).astype(np.float64)
+    return X[rows], targets, weights, given
+
+
+def objective(w, problem, regularization):
+    X, targets, weights, offsets = problem
+    scores = offsets + X @ w
+    losses = np.logaddexp(0.0, np.where(targets == 1.0, -scores, scores))
+    slope = weights * (1.0 / (1.0 + np.exp(-scores)) - targets)
+    return weights @ losses + 0.5 * regularization * w @ w, X.T @ slope + regularization * w
+
+
+def minimum(problem, regularization):
+    start = np.zeros(problem[0].shape[1])
+    options = {"maxiter": 5000, "ftol": 1e-15, "gtol": 1e-10}
+    return minimize(
+        objective, start, (problem, regularization), "L-BFGS-B", jac=True, options=options
+    ).x  # fmt: skip
+
+
+def assert_minimal(matrix, data, found, bias, regularization=EXACT["regularization"], offsets=None):
+    table = matrix.toarray().astype(np.float64)
+    for c in range(N_CLASSES):
+        problem = problem_of(data, found, c, bias, offsets)
+        best = minimum(problem, regularization)
+        np.testing.assert_allclose(table[c], best, atol=2e-3)
+        lowest = objective(best, problem, regularization)[0]
+        assert objective(table[c], problem, regularization)[0] <= lowest + 1e-4
+        assert np.abs(best).max() > 0.1
+
+
+@pytest.mark.reference
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("several", [False, True])
+def test_weights_minimise_the_primal(weighted, several):
+    data = make_rows(several=several, weighted=weighted)
+    found = make_found(data)
+    matrix, biases = fit(data, found)
+    bias = -(1.0 + np.log(N_CLASSES))
+    np.testing.assert_allclose(biases, bias, rtol=1e-6)
+    assert_minimal(matrix, data, found, bias)
+
+
+@pytest.mark.reference
+@pytest.mark.parametrize("several", [False, True])
+def test_corrections_minimise_the_primal_with_their_offsets(several):
+    data, rng = make_rows(several=several, weighted=True), np.random.default_rng(5)
+    found = make_found(data)
+    offsets = (
+        rng.normal(size=data.n_pairs).astype(np.float32),
+        rng.normal(size=found.classes.shape).astype(np.float32),
+    )
+    matrix, biases = fit(data, found, offsets=offsets)
+    assert (biases == 0.0).all()
+    assert_minimal(matrix, data, found, 0.0, offsets=offsets)
+    other, _ = fit(data, found, offsets=(offsets[0] + 2.0, offsets[1]))
+    assert np.abs(other.toarray() - matrix.toarray()).max() > 0.1
+
+
+@pytest.mark.reference
+def test_strong_regularization_and_long_rows():
+    data = make_rows()
+    found = make_found(data)
+    bias = -(1.0 + np.log(N_CLASSES))
+    assert_minimal(fit(data, found, regularization=8.0)[0], data, found, bias, 8.0)
+    long = data.with_features(sparse.csr_matrix(3.0 * data.X))
+    assert_minimal(fit(long, found, regularization=2.0)[0], long, found, bias, 2.0)
+
+
+@pytest.mark.identity
+def test_bias_is_far_below_zero_but_not_farther_than_the_limit():
+    data = make_rows()
+    found = make_found(data)
+    assert fit(data, found, max_bias=1.5)[1].tolist() == [-1.5] * N_CLASSES
+    many = fit(data, found, n_classes=50_000)[1]
+    assert (many == np.float32(-SparseConfig().max_bias)).all()
+
+
+@pytest.mark.identity
+def test_classes_have_the_features_of_the_rows_that_they_are_fitted_on():
+    data = make_rows()
+    none = Plausible(
+        np.full((N_ROWS, N_SLOTS), -1, np.int32), np.zeros((N_ROWS, N_SLOTS), np.float32), np.empty(0)
+    )
+    X = data.X.toarray().copy()
+    X[data.y == 2, 5] = 0.0
+    alone = data.with_features(sparse.csr_matrix(X))
+    matrix, _ = fit(alone, none)
+    for c in range(N_CLASSES):  # own rows only
+        np.testing.assert_array_equal(matrix[c].toarray()[0] != 0.0, (X[data.y == c] != 0.0).any(axis=0))
+    assert matrix[2, 5] == 0.0
+    listed, row = none.classes.copy(), np.flatnonzero(X[:, 5])[0]
+    listed[row, 1] = 2
+    assert X[row, 5] * fit(alone, none._replace(classes=listed))[0][2, 5] < 0.0
+    # rows of other classes that do not list class 3 make no difference to it
+    other = X.copy()
+    other[(data.y != 3)] *= 2.0
+    changed, _ = fit(data.with_features(sparse.csr_matrix(other)), none, prune_linear=0.0)
+    np.testing.assert_array_equal(changed[3].toarray(), matrix[3].toarray())
+
+
+@pytest.mark.identity
+def test_classes_without_rows_have_no_weights():
+    data = make_rows()
+    found = make_found(data)
+    classes = found.classes.copy()
+    classes[:5, 0] = N_CLASSES  # plausible, and never right
+    found = found._replace(classes=classes)
+    matrix, biases = fit(data, found, n_classes=N_CLASSES + 2)
+    assert matrix[N_CLASSES:].nnz == 0
+    assert len(biases) == N_CLASSES + 2
+    assert (np.diff(matrix.indptr)[:N_CLASSES] > 0).all()
+
+
+@pytest.mark.identity
+def test_rows_without_a_label_do_not_count():
+    data = make_rows()
+    found = make_found(data)
+    kept = np.flatnonzero(np.arange(N_ROWS) % 4)
+    some = Examples(data.X, data.y[kept], kept)
+    listed = found.classes.copy()
+    listed[::4] = -1
+    matrix, _ = fit(some, found._replace(classes=listed))
+    alone = Plausible(found.classes[kept], found.scores[kept], found.log_rest)
+    expected, _ = fit(Examples(data.X[kept], data.y[kept]), alone)
+    np.testing.assert_allclose(matrix.toarray(), expected.toarray(), atol=1e-5)
+
+
+@pytest.mark.identity
+def test_small_contributions_are_dropped():
+    data = make_rows()
+    found = make_found(data)
+    full, _ = fit(data, found)
+    matrix, _ = fit(data, found, prune_linear=0.15)
+    mean = feature_mean(csr_rows(data.X), N_FEATURES)
+    table = full.toarray()
+    expected = np.where(np.abs(table) * mean >= 0.15, table, 0.0)
+    np.testing.assert_array_equal(matrix.toarray(), expected)
+    assert 0 < matrix.nnz < full.nnz
+
+
+@pytest.mark.invariance
+def test_weight_two_is_two_rows_and_weight_zero_none():
+    data = make_rows()
+    weight = (np.arange(N_ROWS) // 6 % 3).astype(np.float32)
+    found = make_found(data)
+    once, _ = fit(Examples(data.X, data.y, None, weight), found)
+    rows = np.repeat(np.arange(N_ROWS), weight.astype(int))
+    twice, _ = fit(
+        Examples(data.X[rows], data.y[rows]),
+        Plausible(found.classes[rows], found.scores[rows], found.log_rest),
+    )
+    np.testing.assert_allclose(once.toarray(), twice.toarray(), atol=2e-3)
+
+
+@pytest.mark.invariance
+@pytest.mark.parametrize("passes", [1, 12])
+def test_same_bits_for_any_number_of_threads_and_of_tasks(passes, monkeypatch):
+    from extremax.solvers.sparse import plausible as steps
+
+    data = make_rows(several=True, weighted=True)
+    found = make_found(data)
+    first, _ = fit(data, found, passes=passes)
+    monkeypatch.setattr(steps, "_TASK_ENTRIES", 50)
+    for n_threads in (1, 2, 3):
+        again, _ = fit(data, found, passes=passes, n_threads=n_threads)
+        for name in ("indptr", "indices", "data"):
+            np.testing.assert_array_equal(getattr(again, name), getattr(first, name))
+
+
+@pytest.mark.identity
+def test_fewer_passes_are_not_as_good_and_seeds_change_the_order():
+    data = make_rows()
+    found = make_found(data)
+    bias = -(1.0 + np.log(N_CLASSES))
+
+    def total(matrix):
+        table = matrix.toarray().astype(np.float64)
+        return sum(objective(table[c], problem_of(data, found, c, bias), 0.5)[0] for c in range(N_CLASSES))
+
+    values = [total(fit(data, found, passes=passes)[0]) for passes in (1, 3, 12)]
+    assert values[0] > values[1] > values[2]
+    one, other = (fit(data, found, passes=1, seed=seed)[0].toarray() for seed in (1, 2))
+    assert np.abs(one - other).max() > 1e-3
+
+
+def test_numbers_of_the_config_are_read():
+    data = make_rows()
+    found = make_found(data)
+    base, _ = fit(data, found)
+    rows = csr_rows(data.X)
+    training = TrainingRows(data, rows, feature_mean(rows, N_FEATURES))
+    job = Job(replace(SparseConfig(**EXACT), regularization=99.0), 3, 1)
+    given, _ = fit_linear(training, found, N_CLASSES, job, regularization=EXACT["regularization"])
+    np.testing.assert_array_equal(given.toarray(), base.toarray())
+    strong, _ = fit_linear(training, found, N_CLASSES, job)
+    assert np.abs(strong.toarray()).max() < 0.5 * np.abs(base.toarray()).max()
