@@ -194,6 +194,7 @@ class SparseConfig:
     regularization: float = 0.1
     regularization_more: float = 1.0  # ... where new rows correct a model
     max_bias: float = 9.0  # the bias is one more than the log of the number of classes, below zero; at most
+    bias_feature: float = 1.0  # constant feature of classes that are compared with all rows
     passes: int = 12
     tolerance: float = 0.05  # change of a dual variable
     prune_linear: float = 0.004  # mean contribution below which a weight is dropped
@@ -230,7 +231,9 @@ class SparseConfig:
     min_included: float = 0.03  # of the rows; fewer held-out rows are not trained on in the end
 
     few_classes: int = 200  # up to which there is neither similarity nor cosine
-    prune_final: float = 0.002  # mean contribution to a score below which a weight of the model is dropped
+    prune_final: float = 0.002  # mean contribution to a score below which a weight is dropped ...
+    max_prune_loss: float = 0.003  # ... doubled while that costs no more nats on held-out rows, ...
+    max_prune_steps: int = 5  # ... so often at most
     prune_rows: int = 512  # held-out rows that tell what that costs
     min_held_out_pairs: int = 1000  # training pairs; with fewer, parts have the weights below
     # weights of start, linear weights, similarity, dense columns and cosine, where no rows choose them

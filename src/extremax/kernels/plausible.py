@@ -5,8 +5,9 @@ For class c with rows P_c of its own and rows N_c that another model finds it pl
     argmin_w  lambda/2 |w|^2 + sum_{i in P_c} v_i log(1 + exp(-s_i)) + sum_{i in N_c} v_i log(1 + exp(s_i))
 
 with ``s_i = o_i + w.x_i``.  The offset o_i is the same large negative number for all rows of a fit: it stands
-for all rows that are not listed, which need no loss because their scores stay near it.  A correction of
-given scores has their log-odds as offsets.  The dual has one variable in [0, v_i] for each listed row, and
+for all rows that are not listed, which need no loss because their scores stay near it.  Where every row is
+listed, the bias of a class is learnt as the weight of a constant feature.  A correction of given scores has
+their log-odds as offsets.  The dual has one variable in [0, v_i] for each listed row, and
 is solved by coordinate descent; rows whose variable hardly moves are left out of most passes.
 
 Classes are independent, so that threads may share them in any way.
@@ -51,6 +52,7 @@ class Options(NamedTuple):
     """Numbers of the solver."""
 
     regularization: float
+    bias_feature: float  # value of the constant feature; zero for no bias
     passes: int
     tolerance: float
     prune: float  # mean contribution to a score below which a weight is dropped
@@ -67,7 +69,7 @@ class Local(NamedTuple):
     places: np.ndarray  # (e,) int32: places of features among those of the class
     values: np.ndarray  # (e,) float32
     features: np.ndarray  # (m,) int32
-    w: np.ndarray  # (m,) float32
+    w: np.ndarray  # (m + 1,) float32: weights, and that of the constant feature
     duals: np.ndarray  # (n,) float32
     offsets: np.ndarray  # (n,) float32
     weights: np.ndarray  # (n,) float32
@@ -111,14 +113,16 @@ def _gather(problem, listing, n_slots, c, place, local):
         local.order[k] = k
     for j in range(n_features):
         place[local.features[j]] = -1
+    local.w[n_features] = np.float32(0.0)
     return n, n_own, n_features
 
 
 @helper
-def _solve(squares, options, c, n, n_own, local):
-    """Run passes over the rows of one class."""
+def _solve(squares, options, c, n, n_own, last, local):
+    """Run passes over the rows of one class; the last weight is that of the constant feature."""
     w, values, places = local.w, local.values, local.places
     inverse = 1.0 / options.regularization
+    constant = np.float32(options.bias_feature)
     skipped = _SKIP * options.tolerance
     n_active = n
     for number in range(options.passes):
@@ -131,12 +135,12 @@ def _solve(squares, options, c, n, n_own, local):
         largest, k = 0.0, 0
         while k < n_active:
             i = local.order[k]
-            score = np.float32(0.0)
+            score = constant * w[last]
             for p in range(local.begins[i], local.ends[i]):
                 score += values[p] * w[places[p]]
             target = 1.0 if i < n_own else 0.0
             weight, old = np.float64(local.weights[i]), np.float64(local.duals[i])
-            q = squares[local.lines[i]] * inverse
+            q = (squares[local.lines[i]] + constant * constant) * inverse
             new = solve_dual(target, weight, np.float64(score + local.offsets[i]), old, q)
             change = abs(new - old)
             largest = change if change > largest else largest
@@ -149,6 +153,7 @@ def _solve(squares, options, c, n, n_own, local):
             step = np.float32((new - old) * inverse)
             if step != 0.0:
                 local.duals[i] = new
+                w[last] += step * constant
                 for p in range(local.begins[i], local.ends[i]):
                     w[places[p]] += step * values[p]
         if is_full and largest <= options.tolerance:
@@ -156,17 +161,19 @@ def _solve(squares, options, c, n, n_own, local):
 
 
 @njit
-def fit_classes(problem, listing, n_slots, options, classes, place, local, ends, features, values):
+def fit_classes(problem, listing, n_slots, options, classes, place, local, ends, features, values, biases):
     """Fit some classes; the weights of the k-th end at ``ends[k + 1]`` of `features` and `values`.
 
-    `place` (n_features,) int32 is -1 before and after; `local` is scratch.
+    What is learnt of the bias of class c is added to ``biases[c]``. `place` (n_features,) int32 is -1 before
+    and after; `local` is scratch.
     """
     ends[0] = 0
     for k in range(classes.size):
         c, at = classes[k], ends[k]
         if listing.own_starts[c + 1] > listing.own_starts[c]:
             n, n_own, n_features = _gather(problem, listing, n_slots, c, place, local)
-            _solve(problem.squares, options, c, n, n_own, local)
+            _solve(problem.squares, options, c, n, n_own, n_features, local)
+            biases[c] += np.float32(options.bias_feature) * local.w[n_features]
             for j in range(n_features):
                 if abs(local.w[j]) * problem.mean[local.features[j]] >= options.prune:
                     features[at] = local.features[j]

@@ -6,7 +6,7 @@ inside the classes is not known, and is taken from the rows of the new classes.
 
 **Sparse weights.**  The generative start, the cosine and the bilinear part of a class are functions of its
 summed rows and of numbers that the fit has chosen; `SparseRecord` holds these numbers.  Linear weights would
-need the rows of other classes: the cosine stands for them, scaled such that rows of the class score zero on
+need the rows of other classes: the cosine stands for them, scaled such that rows of the class score -2 on
 average, and the mean of all rows scores the bias that all classes have.
 """
 
@@ -32,6 +32,7 @@ from extremax.storage import checks
 from extremax.storage.state import State
 from extremax.types import Float32, Float64, Int32, Int64
 
+_OWN = 2.0  # below zero: the mean score of rows that linear weights were not trained on
 _NUMBERS = ("log_weights", "cosine_weights", "bias_weights", "edges", "groups")
 
 
@@ -163,7 +164,7 @@ class SparseRecord:
         values = part * values + self.mix.get("centroid", 0.0) * cosine
         linear = self.mix.get("linear", 0.0) or self.mix.get("svm", 0.0)
         if linear > 0.0:
-            low, high = (-self.bias, 0.0) if self.bias else (-1.0, 1.0)  # folders of format 2 to 4 have SVMs
+            low, high = (-self.bias, -_OWN) if self.bias else (-1.0, 1.0)  # older folders have SVMs
             own, usual = self._own_cosine(data, sums, scale, norms), record._usual_cosine(arrays, cosine)
             slope = (high - low) / np.maximum(own - usual, 0.1 * own)
             values = values + linear * slope[arrays.classes] * cosine

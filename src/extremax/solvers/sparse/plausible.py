@@ -247,7 +247,7 @@ class _Sizes(NamedTuple):
         m = min(e, n_features)
         shapes: tuple[tuple[int, Any], ...] = (
             (n, np.int64), (n, np.int64), (n, np.int64), (n, np.int64), (e, np.int32), (e, np.float32),
-            (m, np.int32), (m, np.float32), (n, np.float32), (n, np.float32), (n, np.float32),
+            (m, np.int32), (m + 1, np.float32), (n, np.float32), (n, np.float32), (n, np.float32),
         )  # fmt: skip
         return Local(*(np.empty(*shape) for shape in shapes))
 
@@ -285,8 +285,10 @@ def fit_linear(
         rows, squares, data.rows.astype(np.int64), np.ascontiguousarray(data.pair_weight, np.float32),
         row_weights, own, others, mean,
     )  # fmt: skip
+    is_whole = n_slots == n_classes - 1  # every row is compared with every class
     options = Options(
-        config.regularization if regularization is None else regularization, config.passes, config.tolerance,
+        config.regularization if regularization is None else regularization,
+        config.bias_feature if is_whole and offsets is None else 0.0, config.passes, config.tolerance,
         config.prune_linear, job.seed % 2**31,
     )  # fmt: skip
     listing = _list_rows(data, found.classes, n_classes)
@@ -296,6 +298,7 @@ def fit_linear(
     cuts = np.unique(np.concatenate([[0], cuts, [n_classes]]))
     scratch = Scratch(lambda: (np.full(n_features, -1, np.int32), sizes.make_local(n_features)))
     parts: list[Any] = [None] * (len(cuts) - 1)
+    biases = np.full(n_classes, bias, np.float32)
 
     def work(i: int) -> None:
         classes = np.arange(cuts[i], cuts[i + 1], dtype=np.int64)
@@ -304,7 +307,17 @@ def fit_linear(
         values = np.empty(size, np.float32)
         with scratch.use() as (place, local):
             plausible.fit_classes(
-                problem, listing, n_slots, options, classes, place, local, stops, features, values
+                problem,
+                listing,
+                n_slots,
+                options,
+                classes,
+                place,
+                local,
+                stops,
+                features,
+                values,
+                biases,
             )
         parts[i] = np.diff(stops), features[: stops[-1]].copy(), values[: stops[-1]].copy()
 
@@ -313,4 +326,4 @@ def fit_linear(
     matrix.indptr = np.append(0, np.cumsum(np.concatenate([part[0] for part in parts]))).astype(np.int64)
     matrix.indices = np.concatenate([part[1] for part in parts])
     matrix.data = np.concatenate([part[2] for part in parts])
-    return matrix, np.full(n_classes, bias, np.float32)
+    return matrix, biases

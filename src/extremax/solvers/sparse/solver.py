@@ -194,6 +194,8 @@ class SparseTables:
         older = [name for name in _OLDER if name in kept]
         if older:  # of formats 2 to 4: experts that are one now
             weighted = [(mix.get(name, 0.0), Linear.from_state(state.nested(name))) for name in older]
+            if any(part.matrix.shape != sums.matrix.shape for _, part in weighted):
+                checks.reject("the training state has weights of several shapes")
             require_sound(part.matrix for _, part in weighted)
             saved["linear"], mix["linear"] = _add_linear(weighted), 1.0
         mix = {name: mix.get(name, 0.0) for name in EXPERTS}
@@ -603,7 +605,9 @@ class SparseTrainer(TrainerBase):
         self, weights: SparseWeights, mean: Float32, held_out: Examples | None, chosen: dict[str, Any]
     ) -> SparseWeights:
         """Drop weights that hardly change a score, and say what that costs."""
-        threshold = self.numbers.prune_final
+        threshold = chosen.get("prune", self.numbers.prune_final)
+        if held_out is not None:
+            threshold = self._choose_threshold(weights, mean, held_out, chosen)
         limit = self.config.max_model_bytes
         pruned = weights.pruned(mean, threshold)
         if limit is not None and pruned.n_bytes > limit:
@@ -616,16 +620,25 @@ class SparseTrainer(TrainerBase):
                 stacklevel=6,  # the caller of fit
             )
         chosen["n_weights"] = pruned.n_entries
-        if held_out is not None and pruned.n_entries < weights.n_entries:
-            both, some = [weights, pruned], self.accept(held_out).sample_rows(self.numbers.prune_rows)
-            before, after = compare(both, some, self.numbers, self.context)
-            chosen["pruning_loss"] = round(before - after, 5)
-            share = pruned.n_entries / max(weights.n_entries, 1)
-            self.context.progress.log(
-                f"kept {pruned.n_entries:,} weights, {share:.0%}; the others were worth"
-                f" {before - after:.4f} nats on held-out rows"
-            )
+        share = pruned.n_entries / max(weights.n_entries, 1)
+        self.context.progress.log(f"kept {pruned.n_entries:,} weights, {share:.0%}")
         return pruned
+
+    def _choose_threshold(
+        self, weights: SparseWeights, mean: Float32, held_out: Examples, chosen: dict[str, Any]
+    ) -> float:
+        """Return the largest threshold of weights that costs next to nothing on held-out rows."""
+        config, some = self.numbers, self.accept(held_out).sample_rows(self.numbers.prune_rows)
+        best, loss = config.prune_final, 0.0
+        for step in range(config.max_prune_steps + 1):
+            threshold = config.prune_final * 2.0**step
+            both = [weights, weights.pruned(mean, threshold)]
+            before, after = compare(both, some, config, self.context)
+            if step > 0 and before - after > config.max_prune_loss:
+                break
+            best, loss = threshold, before - after
+        chosen["prune"], chosen["pruning_loss"] = best, round(loss, 5)
+        return best
 
     def _fit_mixture(self, parts: dict[str, SparseWeights], held_out: Examples) -> dict[str, float]:
         return fit_mixture(parts, self.accept(held_out), self.numbers, self.context)
