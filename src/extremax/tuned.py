@@ -277,8 +277,17 @@ class TreeFitConfig:
 
     max_points: int | None = 100_000  # points for the Newton steps of a node; a sample of more is as good
     n_starts: int = 4  # leading eigenvectors that large nodes try as first direction
+    several_starts_points: int = 512  # points up to which a node tries the first direction alone
+    start_iterations: int = 8  # of each start, before the best one goes on alone
     max_alternations: int = 100  # re-splits of a node; few are usual
+    max_newton_steps: int = 50  # for a given split; a handful is usual
     tolerance: float = 1e-5  # nats per point; a node is done when an iteration gains less
+    sampling_slack: float = 0.01  # nats per unit of weight by which a sample may misjudge a split
+    min_step: float = 1e-3  # part of a Newton step; one that does not help at this length is lost in rounding
+    rounding: float = 1e-6  # relative changes of a sum of float32 terms below this are noise
+    min_gain: float = 1e-9  # nats per unit of weight; below it Newton has converged, whatever the tolerance
+    power_steps: int = 30  # iterations for the first direction
+    covariance_blocks: int = 128  # blocks of 128 classes that the first direction is computed from
     subtree_points: int = 4096  # points; smaller nodes are fitted as whole subtrees (no result depends on it)
 
 
@@ -295,6 +304,16 @@ class TreeTuningConfig:
     rough_starts: int = 1  # `n_starts` of a rough structure, for trees that only propose classes
     rough_points: int = 20_000  # `max_points` of a rough structure: a third of the time
     rough_rows: int = 30_000  # `sample_rows` of a rough choice
+
+
+@dataclass(frozen=True)
+class PCAConfig:
+    """Principal components: exact up to a number of features, by subspace iteration beyond."""
+
+    exact_features: int = 1024  # features up to which the covariance matrix is formed
+    oversampling: int = 16  # directions of the subspace beyond those asked for
+    power_steps: int = 4  # iterations of the subspace
+    block_rows: int = 4096  # rows per partial sum
 
 
 @dataclass(frozen=True)

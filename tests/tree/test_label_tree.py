@@ -426,7 +426,12 @@ def test_cut_into_subtrees_invariant(subtree_points):
 def test_numbers_of_the_config_reach_the_fit():
     data = planted_hierarchy(6000, 64, 8, seed=0)
     base = LabelTree.fit(data.X, data.y)
-    for name, value in {"max_points": 1000, "max_alternations": 0, "tolerance": 1.0}.items():
+    for name, value in {
+        "several_starts_points": 10**6,
+        "start_iterations": 1,
+        "max_newton_steps": 1,
+        "power_steps": 1,
+    }.items():
         other = LabelTree.fit(data.X, data.y, config=TreeFitConfig(**{name: value}))
         assert not same_arrays(base, other), name
         np.testing.assert_allclose(np.exp(other.log_prob_all(data.X[:5])).sum(axis=1), 1, atol=1e-5)

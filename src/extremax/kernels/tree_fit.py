@@ -33,13 +33,6 @@ from extremax.kernels.tree_newton import (
 
 # logit of a padding leaf: its probability is exactly 0, and nothing overflows
 PADDING_BIAS = np.float32(-1e6)
-_SEVERAL_STARTS_POINTS = 512  # points up to which a node tries the first direction alone
-_START_ITERATIONS = 8  # of each start, before the best one goes on alone
-_MAX_NEWTON_STEPS = 50  # for a given split; a handful is usual
-_SAMPLING_SLACK = 0.01  # nats per unit of weight by which a sample may misjudge a split
-_MIN_STEP = 1e-3  # part of a Newton step; one that does not help at this length is lost in rounding
-_ROUNDING = 1e-6  # relative changes of a sum of float32 terms below this are noise
-_MIN_GAIN = 1e-9  # nats per unit of weight; below it Newton has converged, whatever the tolerance
 
 
 class Grouped(NamedTuple):
@@ -66,8 +59,17 @@ class Settings(NamedTuple):
 
     max_points: int
     n_starts: int
+    several_starts_points: int
+    start_iterations: int
     max_alternations: int
+    max_newton_steps: int
     tolerance: float
+    sampling_slack: float
+    min_step: float
+    rounding: float
+    min_gain: float
+    power_steps: int
+    covariance_blocks: int
     seed: np.uint64
 
 
@@ -209,9 +211,9 @@ def _ascend(node, settings, scratch, weight, sampled, alternations, short, curre
     """
     theta, trial = scratch.vectors[_THETA], scratch.vectors[_TRIAL]
     step, trial_step = scratch.vectors[_STEP], scratch.vectors[_TRIAL_STEP]
-    enough = max(settings.tolerance, _MIN_GAIN) * weight
+    enough = max(settings.tolerance, settings.min_gain) * weight
     m, d = node.m, node.n_columns
-    remaining = _MAX_NEWTON_STEPS
+    remaining = settings.max_newton_steps
     changed = m
     value, length = -np.inf, 0.0
     while remaining > 0:
@@ -224,9 +226,9 @@ def _ascend(node, settings, scratch, weight, sampled, alternations, short, curre
             scratch.vectors[_GRADIENT],
             trial_step,
         )
-        slack = _ROUNDING * abs(value)
+        slack = settings.rounding * abs(value)
         if alternations > 0 and sampled:
-            slack = _SAMPLING_SLACK * weight
+            slack = settings.sampling_slack * weight
         if reached >= value - slack:
             if alternations == 0:
                 remaining -= 1
@@ -243,7 +245,7 @@ def _ascend(node, settings, scratch, weight, sampled, alternations, short, curre
                 break
         else:
             length *= 0.5
-            if length < _MIN_STEP:
+            if length < settings.min_step:
                 if alternations == 0 and value > -np.inf:
                     break
                 if value == -np.inf:  # the first parameters overflow with these features: start from 0
@@ -280,13 +282,15 @@ def _ascend_from_starts(node, settings, scratch, weight, sampled, n_starts):
         for c in range(node.n_columns + 1):
             trial[c] = 0.0 if start < n_starts else best[c]
         if start < n_starts:
-            principal_direction(node, start, scratch.block, scratch.matrix, theta, scratch.vectors[_STEP])
+            principal_direction(
+                node, start, settings, scratch.block, scratch.matrix, theta, scratch.vectors[_STEP]
+            )
             class_deltas(node, theta, scratch.delta)
             choose_split(scratch.delta.reshape(-1), scratch.keys, node.m, sides[current], sides[1 - current])
         else:
             for j in range(node.m):
                 sides[1 - current, j] = sides[_BEST_SIDE, j]
-        alternations = _START_ITERATIONS if short else settings.max_alternations
+        alternations = settings.start_iterations if short else settings.max_alternations
         value, current = _ascend(node, settings, scratch, weight, sampled, alternations, short, current)
         if short and value > best_value:
             best_value = value
@@ -325,7 +329,7 @@ def _fit_node(data, nodes, settings, scratch, node, level, classes, total, alter
         scratch.sides[0, j] = j >= m - m // 2
         scratch.sides[1, j] = scratch.sides[0, j]
     if alternate and m > 2:
-        n_starts = settings.n_starts if total > _SEVERAL_STARTS_POINTS else 1
+        n_starts = settings.n_starts if total > settings.several_starts_points else 1
         current = _ascend_from_starts(problem, settings, scratch, weight, total > n, n_starts)
     else:
         for c in range(problem.n_columns + 1):

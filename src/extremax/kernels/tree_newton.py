@@ -32,8 +32,6 @@ LANES = 32  # points are processed in multiples of this; missing ones have weigh
 
 _ZERO, _ONE, _TWO = np.float32(0.0), np.float32(1.0), np.float32(2.0)
 _SIGN_MASK = np.int32(0x7FFFFFFF)
-_COVARIANCE_BLOCKS = 128  # blocks of classes that the first direction is computed from
-_POWER_STEPS = 30  # iterations for the first direction
 _SETTLED = 1e-6  # squared change of the unit vector at which the power iteration ends
 _DEPENDENT = 1e-10  # squared distance of a point from the span of others, over its squared length: rounding
 _NO_STEP = 1e150  # pivot in place of one that is lost to rounding: its direction takes no step
@@ -241,7 +239,7 @@ def choose_split(delta, keys, m, old, new):
 
 
 @helper
-def principal_direction(node, rank, rows, matrix, v, u):
+def principal_direction(node, rank, settings, rows, matrix, v, u):
     """Fill v (k + 1) with an eigenvector of the covariance of the class sums, and with b = -mean(w.x).
 
     Eigenvector number `rank` is found by power iteration, after those before it are subtracted from the
@@ -249,7 +247,7 @@ def principal_direction(node, rank, rows, matrix, v, u):
     """
     sums, m, k = node.sums, node.m, node.n_columns
     n_blocks = (m + PASS - 1) // PASS
-    stride = max(1, n_blocks // _COVARIANCE_BLOCKS)
+    stride = max(1, n_blocks // settings.covariance_blocks)
     for r in range(k + 1):
         u[r] = 0.0
         for c in range(matrix.shape[1]):
@@ -279,7 +277,7 @@ def principal_direction(node, rank, rows, matrix, v, u):
         for r in range(k):
             v[r] = matrix[r, start]  # almost never orthogonal to the dominant eigenvector
         eigenvalue = 0.0
-        for _ in range(_POWER_STEPS):
+        for _ in range(settings.power_steps):
             eigenvalue = 0.0
             for r in range(k):
                 total = 0.0

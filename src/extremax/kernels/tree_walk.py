@@ -23,7 +23,9 @@ from extremax.kernels.rng import draw_key, mix64, position_of
 
 LANES = 16  # columns of `table` and of the features are a multiple of this: a cache line of float32
 _BLOCK = 64  # rows that walk together
-TILE = 32  # rows that `all_log_prob` takes down the tree together
+CHUNK = 256  # nodes that `all_log_prob` handles together: their parameters stay in the first-level cache
+_STRETCH_LEVELS = 3  # last levels, which `all_log_prob` computes stretch by stretch
+TILE = 16  # rows that `all_log_prob` takes down the tree together
 
 _ZERO, _HALF, _ONE = np.float32(0.0), np.float32(0.5), np.float32(1.0)
 _LN2 = np.float32(0.69314718056)
@@ -169,65 +171,101 @@ def path_log_prob(tree, Z, labels, n_labels, levels, start, stop, log_prob):
             log_prob[block + j] = product[j]
 
 
+@inline
+def _chunk_logits(nodes, Z, row, twin, logits):
+    """Compute the logits of the nodes of a chunk for two rows; each weight is loaded once for both."""
+    n_columns = Z.shape[1]
+    for p in range(CHUNK):
+        logits[0, p] = nodes[n_columns, p]
+        logits[1, p] = nodes[n_columns, p]
+    for c in range(0, n_columns, 4):
+        x0, x1, x2, x3 = Z[row, c], Z[row, c + 1], Z[row, c + 2], Z[row, c + 3]
+        z0, z1, z2, z3 = Z[twin, c], Z[twin, c + 1], Z[twin, c + 2], Z[twin, c + 3]
+        for p in range(CHUNK):
+            w0, w1, w2, w3 = nodes[c, p], nodes[c + 1, p], nodes[c + 2, p], nodes[c + 3, p]
+            logits[0, p] += (x0 * w0 + x1 * w1) + (x2 * w2 + x3 * w3)
+            logits[1, p] += (z0 * w0 + z1 * w1) + (z2 * w2 + z3 * w3)
+
+
 @njit
-def all_log_prob(tree, Z, start, stop, log_prob):
+def all_log_prob(chunks, place, n_places, Z, start, stop, scratch, log_prob):
     """Compute the log-probability of every class for the rows [start, stop) of Z.
 
-    TILE rows go down together: loops along them become SIMD code, and the parameters of a node are read once
-    for all of them.  ``log_prob`` (n_rows, n_classes) is filled in rows [start, stop).
+    Each step down puts left children where their parents were and right children behind them.  A few rows go
+    down together, so that the parameters of a chunk of nodes are read from the cache for all of them.  The
+    last levels are computed stretch by stretch, so that the numbers stay in the cache as well; at the end
+    they are put in the order of the classes.
+
+    Parameters
+    ----------
+    chunks : (n_chunks, width + 1, CHUNK), place : (n_classes,)
+        Weights and biases of the nodes above the first n_places leaves, and the leaf of each class, in
+        bit-reversed order: the node at place r of a level with w nodes has its left child at place r of the
+        next level and its right child at w + r.
+    scratch : (TILE + 4, n_chunks * CHUNK)
+    log_prob : (n_rows, n_classes)
+        Filled in rows [start, stop).
     """
-    table, biases, class_leaf = tree.table, tree.biases, tree.class_leaf
-    n_inner, n_columns = table.shape
-    depth = 0
-    while (1 << depth) <= n_inner:
-        depth += 1
-    x = np.empty((n_columns, TILE), np.float32)
-    logits, here = np.empty(TILE, np.float32), np.empty(TILE, np.float32)
-    reached = np.zeros((depth + 1, 2, TILE), np.float32)  # both children of the last node of each level
-    leaves = np.zeros((n_inner + 1, TILE), np.float32)
+    top = CHUNK
+    while top << _STRETCH_LEVELS < n_places:
+        top *= 2
+    reached, four = scratch[:TILE], scratch[TILE:].reshape(-1)
+    logits = np.zeros((2, CHUNK), np.float32)
+    loss = np.zeros(CHUNK, np.float32)
     for tile in range(start, stop, TILE):
         size = min(TILE, stop - tile)
-        # the last tile repeats its last row, so that all loops have the same length
-        for r in range(TILE):
-            for c in range(n_columns):
-                x[c, r] = Z[tile + min(r, size - 1), c]
-        for last in range((n_inner + 1) >> 1):  # nodes of the last level; those above that are new come first
-            level = depth - 1
-            while level > 0 and (last >> (depth - 1 - level)) & 1 == 0:
-                level -= 1
-            while level < depth:
-                place = last >> (depth - 1 - level)
-                node = (1 << level) - 1 + place
-                above, left, right = reached[level, place & 1], reached[level + 1, 0], reached[level + 1, 1]
-                for r in range(TILE):
-                    logits[r] = biases[node, 0]
-                for c in range(0, n_columns, 4):
-                    w0, w1, w2, w3 = (
-                        table[node, c],
-                        table[node, c + 1],
-                        table[node, c + 2],
-                        table[node, c + 3],
-                    )
-                    for r in range(TILE):
-                        logits[r] += (x[c, r] * w0 + x[c + 1, r] * w1) + (x[c + 2, r] * w2 + x[c + 3, r] * w3)
-                for r in range(TILE):
-                    here[r] = exp32(-abs(logits[r]))
-                for r in range(TILE):
-                    here[r] = above[r] - log1p32(here[r])
-                for r in range(TILE):
-                    left[r] = here[r] - max(logits[r], _ZERO)
-                for r in range(TILE):
-                    right[r] = here[r] - max(-logits[r], _ZERO)
-                level += 1
-            for r in range(TILE):
-                leaves[2 * last, r] = reached[depth, 0, r]
-            for r in range(TILE):
-                leaves[2 * last + 1, r] = reached[depth, 1, r]
-        for first in range(0, size, 8):  # eight rows side by side share an access to a random place
-            for label in range(class_leaf.shape[0]):
-                leaf = class_leaf[label]
-                for r in range(first, min(first + 8, size)):
-                    log_prob[tile + r, label] = leaves[leaf, r]
+        for r in range(size):
+            _chunk_logits(chunks[0], Z, tile + r, tile + r, logits)
+            reached[r, 0] = _ZERO
+            width = 1
+            while width < min(n_places, CHUNK):
+                for p in range(min(width, n_places - width)):
+                    a = logits[0, width + p]
+                    here = reached[r, p] - log1p32(exp32(-abs(a)))
+                    reached[r, p] = here - max(a, _ZERO)
+                    reached[r, width + p] = here - max(-a, _ZERO)
+                width *= 2
+        # the levels above the stretches, then the stretches
+        for low, high in ((CHUNK, min(top, n_places)), (top, n_places)):
+            for first in range(0, low, CHUNK):
+                width = low
+                while width < high:
+                    for base in range(first, min(width, n_places - width), low):
+                        nodes = chunks[(width + base) // CHUNK]
+                        for r in range(size):
+                            if r % 2 == 0:
+                                _chunk_logits(nodes, Z, tile + r, tile + min(r + 1, size - 1), logits)
+                            own = logits[r % 2]
+                            left = reached[r, base : base + CHUNK]
+                            right = reached[r, width + base : width + base + CHUNK]
+                            for p in range(CHUNK):
+                                loss[p] = exp32(-abs(own[p]))
+                            for p in range(CHUNK):
+                                loss[p] = left[p] - log1p32(loss[p])
+                            for p in range(CHUNK):
+                                left[p] = loss[p] - max(own[p], _ZERO)
+                                right[p] = loss[p] - max(-own[p], _ZERO)
+                    width *= 2
+        for r in range(0, size, 4):  # four rows side by side: one access to a random place for all of them
+            s1, s2, s3 = min(r + 1, size - 1), min(r + 2, size - 1), min(r + 3, size - 1)
+            row_0, row_1, row_2, row_3 = reached[r], reached[s1], reached[s2], reached[s3]
+            for p in range(n_places):
+                four[4 * p] = row_0[p]
+                four[4 * p + 1] = row_1[p]
+                four[4 * p + 2] = row_2[p]
+                four[4 * p + 3] = row_3[p]
+            out_0, out_1, out_2, out_3 = (
+                log_prob[tile + r],
+                log_prob[tile + s1],
+                log_prob[tile + s2],
+                log_prob[tile + s3],
+            )
+            for c in range(place.shape[0]):
+                p = 4 * np.int64(place[c])
+                out_0[c] = four[p]
+                out_1[c] = four[p + 1]
+                out_2[c] = four[p + 2]
+                out_3[c] = four[p + 3]
 
 
 @njit

@@ -18,8 +18,8 @@ from extremax.types import Float32, Float64, Int32, Int64
 from extremax.validation.random_state import check_random_state
 
 
-def kernel_settings(config: TreeFitConfig, shape: tuple[int, int], random_state: int) -> Settings:
-    """Return a checked config in the form that the kernel takes, for points of the given shape."""
+def check_config(config: TreeFitConfig) -> None:
+    """Raise for numbers that no fit can use."""
     if config.max_points is not None and config.max_points < 1:
         raise ValueError(
             f"max_points is {config.max_points}; a node needs at least 1 point. Give None to use all of them."
@@ -34,12 +34,26 @@ def kernel_settings(config: TreeFitConfig, shape: tuple[int, int], random_state:
         raise ValueError(
             f"tolerance is {config.tolerance}; give 0 to iterate to the end, or a small positive number."
         )
+
+
+def kernel_settings(config: TreeFitConfig, shape: tuple[int, int], random_state: int) -> Settings:
+    """Return a checked config in the form that the kernel takes, for points of the given shape."""
+    check_config(config)
     n_samples, n_components = shape
     return Settings(
         max_points=n_samples if config.max_points is None else min(n_samples, config.max_points),
         n_starts=min(config.n_starts, n_components) if config.max_alternations else 1,
+        several_starts_points=config.several_starts_points,
+        start_iterations=config.start_iterations,
         max_alternations=config.max_alternations,
+        max_newton_steps=config.max_newton_steps,
         tolerance=float(config.tolerance),
+        sampling_slack=float(config.sampling_slack),
+        min_step=float(config.min_step),
+        rounding=float(config.rounding),
+        min_gain=float(config.min_gain),
+        power_steps=config.power_steps,
+        covariance_blocks=config.covariance_blocks,
         seed=np.uint64(check_random_state(random_state)),
     )
 
@@ -85,7 +99,7 @@ def new_nodes(order: Int32, n_components: int, penalty: tuple[Float64, Float64])
     """Return nodes to be fitted, for classes in the given order of leaves."""
     n_inner = (1 << depth_of(len(order))) - 1
     return Nodes(
-        aligned((n_inner, width_of(n_components))), np.zeros(n_inner, np.float32), order.copy(), *penalty
+        aligned(n_inner, width_of(n_components)), np.zeros(n_inner, np.float32), order.copy(), *penalty
     )
 
 

@@ -17,6 +17,7 @@ from scipy import sparse
 
 from extremax.kernels.rng import ROW_NUMBERS
 from extremax.kernels.tree_walk import (
+    CHUNK,
     TILE,
     TreeArrays,
     all_log_prob,
@@ -29,9 +30,11 @@ from extremax.storage import checks
 from extremax.storage.state import State
 from extremax.tree.fitting import fit_nodes, group_by_class, kernel_settings, new_nodes, penalties
 from extremax.tree.layout import (
+    Chunks,
     depth_of,
     is_balanced,
     leaves_of,
+    make_chunks,
     padded_features,
     padded_table,
     padding_is_closed,
@@ -109,6 +112,7 @@ class LabelTree:
         self.class_leaf: Int32 = np.argsort(self.leaf_class, kind="stable")[-n_classes:].astype(np.int32)
         self._table = padded_table(given)
         self._biases: Float32 = np.array(given_biases, np.float32)
+        self._chunks: Chunks | None = None
         if not (np.isfinite(self._table).all() and np.isfinite(self._biases).all()):
             raise ValueError(f"weights or biases hold NaN or infinity. {_HINT}")
         if not padding_is_closed(self._table, self._biases, self.leaf_class):
@@ -278,6 +282,8 @@ class LabelTree:
         labels : int32 (n, n_draws)
         log_prob : float32 (n, n_draws)
         """
+        if n_draws < 0:
+            raise ValueError(f"n_draws is {n_draws}; it must not be negative.")
         return self.sample_at(Z, ROW_NUMBERS, n_draws, seed, n_jobs=n_jobs)
 
     def sample_at(
@@ -287,8 +293,6 @@ class LabelTree:
 
         `ROW_NUMBERS` stands for the numbers of all rows.
         """
-        if n_draws < 0:
-            raise ValueError(f"n_draws is {n_draws}; it must not be negative.")
         features = self._check_rows(Z)
         shape = (len(features), n_draws)
         labels, log_prob = np.empty(shape, np.int32), np.empty(shape, np.float32)
@@ -352,9 +356,21 @@ class LabelTree:
                 f"out is {out.dtype} of shape {out.shape}; it must be writable C-ordered float32 of shape"
                 f" {shape}."
             )
-        result, tree = out, self._kernel_arrays()
+        if self._chunks is None:
+            self._chunks = make_chunks(self._table, self._biases, self.leaf_class, self.class_leaf)
+        result, (nodes, place, n_places) = out, self._chunks
         rows = split(len(features), TILE)
-        run(lambda i: all_log_prob(tree, features, *rows[i], result), len(rows), resolve_threads(n_jobs))
+        spare: list[Float32] = []  # scratch that no thread is using
+
+        def task(i: int) -> None:
+            try:
+                scratch = spare.pop()
+            except IndexError:
+                scratch = np.zeros((TILE + 4, nodes.shape[0] * CHUNK), np.float32)
+            all_log_prob(nodes, place, n_places, features, *rows[i], scratch, result)
+            spare.append(scratch)
+
+        run(task, len(rows), resolve_threads(n_jobs))
         return result
 
     def candidates(
