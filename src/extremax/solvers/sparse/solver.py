@@ -133,7 +133,7 @@ class SparseTables:
     def restore(self, other: SparseTables) -> None:
         """Take the weights of a copy."""
         self.linear, self.mix = other.linear, dict(other.mix)
-        self.sums, self.numbers, self.weights = other.sums, other.numbers, None
+        self.sums, self.numbers, self.weights, self.found = other.sums, other.numbers, None, other.found
 
     def take(self, index: Int64) -> SparseTables:
         """Return what belongs to some classes, in a given order."""
@@ -429,27 +429,48 @@ class SparseTrainer(TrainerBase):
         elif self.config.streaming:
             self._correct_stream(_tables(state), prepared.training, job)
         else:
-            self._fit_linear(_tables(state), prepared.training, job)
+            self._fit_linear(_tables(state), prepared.training, state.n_epochs, job)
         state.n_epochs += 1
         known = state.chosen.get("start_log_likelihood")
         return None if known is None else -float(known)
 
-    def _fit_linear(self, tables: SparseTables, training: TrainingRows, job: Job) -> None:
+    def _fit_linear(self, tables: SparseTables, training: TrainingRows, n_rounds: int, job: Job) -> None:
         """Fit weights that stand alone; a second round adds what the first takes rows for."""
         n_classes = tables.sums.matrix.shape[0]
-        n_slots = self._n_slots(training.data.n_pairs, n_classes)
-        if n_slots == 0:
+        if self._n_slots(training.data.n_pairs, n_classes) == 0:
             return
-        before, weights = tables.found, self._start_weights(tables)
-        if before is not None and tables.linear is not None:
-            learnt = SparseWeights.from_matrix(tables.linear.matrix, tables.linear.biases)
-            weights = _combine({"start": weights, "linear": learnt}, self._default_mix)
-        found = plausible.find_plausible(
-            training, weights, n_slots, _half(job, 0), needs_rest=before is None and self._is_similar(tables)
-        )
-        joined = found if before is None else before.joined(found)
-        tables.linear = Linear(*plausible.fit_linear(training, joined, n_classes, _half(job, 1)))
-        tables.found, tables.mix, tables.weights = joined, dict(self._default_mix), None
+        if tables.found is None and tables.linear is not None:
+            tables.found = self._search_again(tables, training, n_rounds, job)
+        found = self._search(tables, training, _half(job, 0))
+        tables.linear = Linear(*plausible.fit_linear(training, found, n_classes, _half(job, 1)))
+        tables.found, tables.mix, tables.weights = found, dict(self._default_mix), None
+
+    def _search(self, tables: SparseTables, training: TrainingRows, job: Job) -> Plausible:
+        """Find the plausible classes of a round, beside those of the rounds before."""
+        n_classes, before = tables.sums.matrix.shape[0], tables.found
+        n_slots, weights = self._n_slots(training.data.n_pairs, n_classes), self._start_weights(tables)
+        if before is None or tables.linear is None:
+            return plausible.find_plausible(
+                training, weights, n_slots, job, needs_rest=self._is_similar(tables)
+            )
+        if n_slots == n_classes - 1:
+            return before  # all classes
+        learnt = SparseWeights.from_matrix(tables.linear.matrix, tables.linear.biases)
+        weights = _combine({"start": weights, "linear": learnt}, self._default_mix)
+        return before.joined(plausible.find_plausible(training, weights, n_slots, job))
+
+    def _search_again(
+        self, tables: SparseTables, training: TrainingRows, n_rounds: int, job: Job
+    ) -> Plausible | None:
+        """Find the plausible classes of the rounds so far, which a model folder does not hold."""
+        quiet = job._replace(check=lambda fraction: job.check(0.0))
+        again = replace(tables, linear=None, found=None)
+        for number in range(n_rounds):
+            if number > 0 and again.found is not None:
+                fitted = plausible.fit_linear(training, again.found, tables.sums.matrix.shape[0], quiet)
+                again.linear = Linear(*fitted)
+            again.found = self._search(again, training, quiet)
+        return again.found
 
     def _correct_stream(self, tables: SparseTables, training: TrainingRows, job: Job) -> None:
         """Correct start and weights so far by new rows, each left out of the start of its own classes."""
@@ -529,7 +550,10 @@ class SparseTrainer(TrainerBase):
         tables, data, held_out = _tables(state), split.training, split.held_out
         rows = self._rows(data, tables.scale)
         mean = self.feature_mean(rows, tables.sums.matrix.shape[1], data)
-        self._fit_experts(tables, TrainingRows(data, rows, mean))
+        training = TrainingRows(data, rows, mean)
+        if tables.found is None and tables.linear is not None:  # of a model folder
+            tables.found = self._search_again(tables, training, state.n_epochs, self._job())
+        self._fit_experts(tables, training)
         parts = self._parts(tables)
         tables.mix = self._choose_mix(parts, held_out)
         weights = _combine(parts, tables.mix)
@@ -659,13 +683,14 @@ class SparseTrainer(TrainerBase):
             tables.dense = fit_dense(training.data, n_classes, self.config, self.context)
 
     def _candidates(self, tables: SparseTables, training: TrainingRows) -> Candidates:
-        """Return the pairs whose class has other rows, with the classes they are compared with."""
+        """Return the pairs whose class has other rows, with the classes that the start compares them with."""
         data, job, n_classes = training.data, self._job(), tables.sums.matrix.shape[0]
-        found = tables.found
-        if found is None or len(found.log_rest) == 0:  # not saved: a resumed fit finds them again
-            n_slots = self._n_slots(data.n_pairs, n_classes)
+        found, n_slots = tables.found, self._n_slots(data.n_pairs, n_classes)
+        if found is None or len(found.log_rest) == 0:
             weights = self._start_weights(tables)
             found = plausible.find_plausible(training, weights, n_slots, job, needs_rest=True)
+        # of the first round alone: the mass of the others is the rest
+        found = found._replace(classes=found.classes[:, :n_slots], scores=found.scores[:, :n_slots])
         own = plausible.score_own(training, tables.sums.arrays, tables.numbers, job)
         pairs = np.flatnonzero(data.class_counts(n_classes)[data.y] >= 2)
         return plausible.join_candidates(data, found, own, pairs)
