@@ -126,6 +126,25 @@ def test_corrections_minimise_the_primal_with_their_offsets(several):
 
 
 @pytest.mark.reference
+@pytest.mark.parametrize("bias_feature", [1.0, 0.4])
+def test_bias_is_learnt_where_every_row_is_compared_with_every_class(bias_feature):
+    data = make_rows(weighted=True)
+    others = [np.delete(np.arange(N_CLASSES), label) for label in data.y]
+    found = Plausible(np.array(others, np.int32), np.zeros((N_ROWS, 5), np.float32), np.empty(0, np.float32))
+    matrix, biases = fit(data, found, bias_feature=bias_feature)
+    bias = -(1.0 + np.log(N_CLASSES))
+    for c in range(N_CLASSES):
+        X, *others = problem_of(data, found, c, bias)
+        problem = np.hstack([X, np.full((len(X), 1), bias_feature)]), *others
+        best = minimum(problem, EXACT["regularization"])
+        np.testing.assert_allclose(matrix[c].toarray()[0], best[:-1], atol=2e-3)
+        assert biases[c] == pytest.approx(bias + bias_feature * best[-1], abs=2e-3)
+    assert np.ptp(biases) > 0.1
+    offsets = np.zeros(N_ROWS, np.float32), np.zeros((N_ROWS, 5), np.float32)
+    assert not fit(data, found, offsets=offsets)[1].any()  # a correction has none
+
+
+@pytest.mark.reference
 def test_strong_regularization_and_long_rows():
     data = make_rows()
     found = make_found(data)
