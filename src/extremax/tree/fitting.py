@@ -99,7 +99,7 @@ def new_nodes(order: Int32, n_components: int, penalty: tuple[Float64, Float64])
     """Return nodes to be fitted, for classes in the given order of leaves."""
     n_inner = (1 << depth_of(len(order))) - 1
     return Nodes(
-        aligned(n_inner, width_of(n_components)), np.zeros(n_inner, np.float32), order.copy(), *penalty
+        aligned((n_inner, width_of(n_components))), np.zeros(n_inner, np.float32), order.copy(), *penalty
     )
 
 

@@ -8,6 +8,7 @@ children of the first nodes of the last level.
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -33,16 +34,20 @@ def plain(array: Any, dtype: Any) -> NDArray[Any]:
     return np.require(array, dtype, ["C", "W"])
 
 
-def aligned(n_rows: int, n_columns: int) -> Float32:
-    """Return zeros whose rows start on a cache line, if rows are whole cache lines."""
-    raw = np.zeros(n_rows * n_columns + LANES, np.float32)
+def aligned(shape: tuple[int, ...], fill: float | None = 0.0) -> Float32:
+    """Return an array, filled or not, that starts on a cache line: so do its rows, if whole lines long."""
+    size = math.prod(shape)
+    raw = np.empty(size + LANES, np.float32)
     skip = -(raw.ctypes.data // raw.itemsize) % LANES
-    return raw[skip : skip + n_rows * n_columns].reshape(n_rows, n_columns)
+    out = raw[skip : skip + size].reshape(shape)
+    if fill is not None:
+        out[...] = fill
+    return out
 
 
 def padded_table(weights: NDArray[Any]) -> Float32:
     """Return weights whose rows are padded with zeros to whole cache lines."""
-    table = aligned(weights.shape[0], width_of(weights.shape[1]))
+    table = aligned((weights.shape[0], width_of(weights.shape[1])))
     table[:, : weights.shape[1]] = weights
     return table
 
