@@ -183,9 +183,10 @@ class SparseConfig:
     min_sample_pairs: int = 20  # with fewer, the numbers are not fitted
 
     # plausible classes of a row, other than its own
-    max_candidates: int = 32
-    many_candidates: int = 24  # ... where pairs are many
-    many_pairs: int = 400_000
+    row_candidates: float = 4.0  # per pair of a mean class ...
+    min_candidates: int = 24  # ... but so many ...
+    max_candidates: int = 200  # ... and no more than this ...
+    max_work: float = 1.5e9  # ... nor than this over the entries of X
     prune: float = 0.03  # mean contribution below which a weight is left out of the search for them
     row_work: int = 40_000  # multiply-adds of that search for a mean row
 

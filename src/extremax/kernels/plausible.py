@@ -4,11 +4,11 @@ For class c with rows P_c of its own and rows N_c that another model finds it pl
 
     argmin_w  lambda/2 |w|^2 + sum_{i in P_c} v_i log(1 + exp(-s_i)) + sum_{i in N_c} v_i log(1 + exp(s_i))
 
-with ``s_i = o_i + w.x_i``.  The offset o_i is the same large negative number for all rows of a fit: it stands
-for all rows that are not listed, which need no loss because their scores stay near it.  Where every row is
-listed, the bias of a class is learnt as the weight of a constant feature.  A correction of given scores has
-their log-odds as offsets.  The dual has one variable in [0, v_i] for each listed row, and
-is solved by coordinate descent; rows whose variable hardly moves are left out of most passes.
+with ``s_i = o_i + w.x_i``.  The offset o_i is the same large negative number for all rows of a class: it
+stands for all rows that are not listed, which need no loss because their scores stay near it.  Where every
+row is listed, the bias of a class is learnt as the weight of a constant feature.  A correction of given
+scores has their log-odds as offsets.  The dual has one variable in [0, v_i] for each listed row, and is
+solved by coordinate descent; rows whose variable hardly moves are left out of most passes.
 
 Classes are independent, so that threads may share them in any way.
 """
@@ -43,8 +43,8 @@ class Problem(NamedTuple):
     pair_rows: np.ndarray  # (n_pairs,) int64
     pair_weights: np.ndarray  # (n_pairs,) float32
     row_weights: np.ndarray  # (n_rows,) float32
-    own_offsets: np.ndarray  # (n_pairs,) float32, or of one number for all
-    offsets: np.ndarray  # (n_rows, n_slots) float32, or (1, 1)
+    own_offsets: np.ndarray  # (n_pairs,) float32; empty where the bias of the class is the offset
+    offsets: np.ndarray  # (n_rows, n_slots) float32, or empty
     mean: np.ndarray  # (n_features,) float32: of each feature where it is not zero
 
 
@@ -76,7 +76,7 @@ class Local(NamedTuple):
 
 
 @helper
-def _gather(problem, listing, n_slots, c, place, local):
+def _gather(problem, listing, n_slots, c, bias, place, local):
     """Copy the rows of one class, with features numbered as they come; return rows, own rows, features."""
     rows = problem.rows
     n_own = listing.own_starts[c + 1] - listing.own_starts[c]
@@ -87,15 +87,13 @@ def _gather(problem, listing, n_slots, c, place, local):
             pair = listing.own[listing.own_starts[c] + k]
             r = problem.pair_rows[pair]
             local.weights[k] = problem.pair_weights[pair]
-            local.offsets[k] = problem.own_offsets[pair if problem.own_offsets.size > 1 else 0]
+            local.offsets[k] = problem.own_offsets[pair] if problem.own_offsets.size > 0 else bias
         else:
             entry = listing.entries[listing.starts[c] + k - n_own]
             r = entry // n_slots
             local.weights[k] = problem.row_weights[r]
-            if problem.offsets.size > 1:
-                local.offsets[k] = problem.offsets[r, entry - r * n_slots]
-            else:
-                local.offsets[k] = problem.offsets[0, 0]
+            slot = entry - r * n_slots
+            local.offsets[k] = problem.offsets[r, slot] if problem.offsets.size > 0 else bias
         local.lines[k] = r
         local.begins[k] = end
         for p in range(rows.indptr[r], rows.indptr[r + 1]):
@@ -164,14 +162,14 @@ def _solve(squares, options, c, n, n_own, last, local):
 def fit_classes(problem, listing, n_slots, options, classes, place, local, ends, features, values, biases):
     """Fit some classes; the weights of the k-th end at ``ends[k + 1]`` of `features` and `values`.
 
-    What is learnt of the bias of class c is added to ``biases[c]``. `place` (n_features,) int32 is -1 before
-    and after; `local` is scratch.
+    ``biases[c]`` is the bias of class c; what is learnt of it is added. `place` (n_features,) int32 is -1
+    before and after; `local` is scratch.
     """
     ends[0] = 0
     for k in range(classes.size):
         c, at = classes[k], ends[k]
         if listing.own_starts[c + 1] > listing.own_starts[c]:
-            n, n_own, n_features = _gather(problem, listing, n_slots, c, place, local)
+            n, n_own, n_features = _gather(problem, listing, n_slots, c, biases[c], place, local)
             _solve(problem.squares, options, c, n, n_own, n_features, local)
             biases[c] += np.float32(options.bias_feature) * local.w[n_features]
             for j in range(n_features):

@@ -276,10 +276,14 @@ def fit_linear(
     """
     (data, rows, mean), config = training, job.config
     n_slots, n_features = found.classes.shape[1], len(mean)
-    bias = 0.0 if offsets is not None else -min(1.0 + np.log(n_classes), config.max_bias)
-    own, others = offsets or (np.full(1, bias, np.float32), np.full((1, 1), bias, np.float32))
+    own, others = offsets or (np.empty(0, np.float32), np.empty((0, 0), np.float32))
     row_weights = np.zeros(len(rows.indptr) - 1, np.float32)
     np.maximum.at(row_weights, data.rows, data.pair_weight)
+    biases = np.zeros(n_classes, np.float32)
+    if offsets is None:  # the log-odds of a class before anything is known of a row, and one less
+        counts = data.class_counts(n_classes, weighted=True)
+        share = counts / max(float(row_weights.sum(dtype=np.float64)), 1e-9)
+        biases[:] = -np.minimum(1.0 - np.log(np.maximum(share, 1e-9)), config.max_bias)
     squares = square_sums(rows.indptr, rows.data).astype(np.float64)
     problem = Problem(
         rows, squares, data.rows.astype(np.int64), np.ascontiguousarray(data.pair_weight, np.float32),
@@ -298,7 +302,6 @@ def fit_linear(
     cuts = np.unique(np.concatenate([[0], cuts, [n_classes]]))
     scratch = Scratch(lambda: (np.full(n_features, -1, np.int32), sizes.make_local(n_features)))
     parts: list[Any] = [None] * (len(cuts) - 1)
-    biases = np.full(n_classes, bias, np.float32)
 
     def work(i: int) -> None:
         classes = np.arange(cuts[i], cuts[i + 1], dtype=np.int64)

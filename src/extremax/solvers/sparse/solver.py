@@ -298,7 +298,7 @@ class SparseTrainer(TrainerBase):
         own = min(pair_entries, n_classes * problem.n_features)  # entries of the class sums
         start_pairs = min(numbers.sample_pairs, n_pairs)
         start_classes = min(1 + numbers.best_candidates + numbers.drawn_candidates, n_classes)
-        n_slots = self._n_slots(n_pairs, n_classes)
+        n_slots = self._n_slots(problem)
         need = 12 * max(entries, pair_entries) + 30 * own + 40 * n_classes + 24 * problem.n_features
         need += 208 * (1 + len(self.config.layout.groups)) * start_pairs * start_classes
         if problem.n_entries is None:
@@ -437,7 +437,7 @@ class SparseTrainer(TrainerBase):
     def _fit_linear(self, tables: SparseTables, training: TrainingRows, n_rounds: int, job: Job) -> None:
         """Fit weights that stand alone; a second round adds what the first takes rows for."""
         n_classes = tables.sums.matrix.shape[0]
-        if self._n_slots(training.data.n_pairs, n_classes) == 0:
+        if self._n_slots(self._problem(training, n_classes)) == 0:
             return
         if tables.found is None and tables.linear is not None:
             tables.found = self._search_again(tables, training, n_rounds, job)
@@ -448,7 +448,7 @@ class SparseTrainer(TrainerBase):
     def _search(self, tables: SparseTables, training: TrainingRows, job: Job) -> Plausible:
         """Find the plausible classes of a round, beside those of the rounds before."""
         n_classes, before = tables.sums.matrix.shape[0], tables.found
-        n_slots, weights = self._n_slots(training.data.n_pairs, n_classes), self._start_weights(tables)
+        n_slots, weights = self._n_slots(self._problem(training, n_classes)), self._start_weights(tables)
         if before is None or tables.linear is None:
             return plausible.find_plausible(
                 training, weights, n_slots, job, needs_rest=self._is_similar(tables)
@@ -475,7 +475,7 @@ class SparseTrainer(TrainerBase):
     def _correct_stream(self, tables: SparseTables, training: TrainingRows, job: Job) -> None:
         """Correct start and weights so far by new rows, each left out of the start of its own classes."""
         n_classes = tables.sums.matrix.shape[0]
-        n_slots = self._n_slots(training.data.n_pairs, n_classes)
+        n_slots = self._n_slots(self._problem(training, n_classes))
         if n_slots == 0:
             return
         weights, data = self._start_weights(tables), training.data
@@ -496,7 +496,7 @@ class SparseTrainer(TrainerBase):
     ) -> FinishedTables:
         """Correct the weights of a finished fit by new rows."""
         n_classes, data = base.n_classes, training.data
-        n_slots = self._n_slots(data.n_pairs, n_classes)
+        n_slots = self._n_slots(self._problem(training, n_classes))
         if n_slots == 0:
             return tables
         scaled = _rescaled(replace(base, dense=None), 1.0 / tables.scale)
@@ -528,10 +528,18 @@ class SparseTrainer(TrainerBase):
         first_word = self.config.layout.first_word
         return Job(self.numbers, self.context.seed, self.context.n_threads, check, first_word)
 
-    def _n_slots(self, n_pairs: int, n_classes: int) -> int:
-        """Return how many other classes each row is compared with."""
-        few, many = self.numbers.many_candidates, self.numbers.max_candidates
-        return min(few if n_pairs > self.numbers.many_pairs else many, n_classes - 1)
+    def _n_slots(self, problem: ProblemSize) -> int:
+        """Return how many other classes each row is compared with: more where classes have many rows."""
+        numbers, n_classes = self.numbers, problem.n_classes
+        entries = problem.n_entries or problem.n_rows * problem.n_features
+        wanted = numbers.row_candidates * problem.n_pairs / n_classes
+        affordable = numbers.max_work / max(entries, 1)
+        few, many = numbers.min_candidates, numbers.max_candidates
+        return min(int(np.clip(min(wanted, affordable), few, many)), n_classes - 1)
+
+    def _problem(self, training: TrainingRows, n_classes: int) -> ProblemSize:
+        data, n_features = training.data, len(training.mean)
+        return ProblemSize(data.n_rows, data.n_pairs, n_features, n_classes, len(training.rows.data))
 
     @property
     def _default_mix(self) -> dict[str, float]:
@@ -685,7 +693,7 @@ class SparseTrainer(TrainerBase):
     def _candidates(self, tables: SparseTables, training: TrainingRows) -> Candidates:
         """Return the pairs whose class has other rows, with the classes that the start compares them with."""
         data, job, n_classes = training.data, self._job(), tables.sums.matrix.shape[0]
-        found, n_slots = tables.found, self._n_slots(data.n_pairs, n_classes)
+        found, n_slots = tables.found, self._n_slots(self._problem(training, n_classes))
         if found is None or len(found.log_rest) == 0:
             weights = self._start_weights(tables)
             found = plausible.find_plausible(training, weights, n_slots, job, needs_rest=True)
