@@ -4,6 +4,10 @@ Tolerances: prediction is a float32 product of given weights, and 1e-5 is what a
 change. Training carries such differences along. With the matrix kernels that OpenBLAS has for other
 processors, and with kernels compiled for a Nehalem, log-probabilities moved by at most 8e-5, weights by 4e-6
 of their length and losses by 6e-7; no label or choice changed. The limits are about ten times that.
+
+The linear weights of sparse features end at a tolerance, not at the optimum, so that rounding of another
+processor moves single log-probabilities of these tiny sets by 0.1 and more: there, accuracy and likelihood
+are compared. That nothing depends on the threads is tested elsewhere, bit for bit.
 """
 
 from __future__ import annotations
@@ -32,6 +36,8 @@ SAME_WEIGHTS = 1e-5  # in log-probabilities, of the same weights
 TRAINED = 1e-3  # in log-probabilities, after training
 TRAINED_WEIGHTS = 5e-5  # of the length of all weights
 TRAINED_LOSS = 5e-6
+SAME_ANSWERS = 0.9  # of the best classes of rows, after training on texts ...
+TEXT_LIKELIHOOD = 0.1  # ... and nats per row that may be lost
 SEARCHES = ("exact", "beam", "beam_6")
 # Figures of predicted labels, which are chosen by another rule since the folders were made.
 CHOSEN_LABELS = {"micro_f1", "macro_f1"}
@@ -92,7 +98,19 @@ def check_ranking(found: Arrays, search: str, expected: Arrays, tolerance: float
     assert np.array_equal(found[f"{search}_labels"][clear], labels[clear])
 
 
+def check_text_training(found: Arrays, expected: Arrays) -> None:
+    assert found["classes"].tolist() == expected["classes"].tolist()
+    same = found["exact_labels"][:, 0] == expected["exact_labels"][:, 0]
+    assert same.mean() >= SAME_ANSWERS
+    report = dict(zip(found["report_names"].tolist(), found["report"], strict=True))
+    stored = dict(zip(expected["report_names"].tolist(), expected["report"], strict=True))
+    assert report["log_likelihood"] > stored["log_likelihood"] - TEXT_LIKELIHOOD
+
+
 def check_training(found: Arrays, expected: Arrays) -> None:
+    if json.loads(str(expected["choices"])).get("solver") == "sparse_softmax":
+        check_text_training(found, expected)
+        return
     check_predictions(found, expected, TRAINED)
     for name in ("weights", "biases"):
         if name in expected:
