@@ -43,6 +43,7 @@ def curve(solver, n_epochs, shape, **numbers):
 
 
 TWO_ROWS = (1200, 600, 16)  # per class: the gradient of a row says little about other rows
+FEW_FEATURES = (1200, 600, 8)
 MANY_CLASSES = (4200, 2100, 16)
 
 
@@ -51,6 +52,7 @@ MANY_CLASSES = (4200, 2100, 16)
     ("solver", "n_epochs", "shape"),
     [
         (CandidateSoftmax(), 2, TWO_ROWS),
+        (CandidateSoftmax(), 2, FEW_FEATURES),
         (CandidateSoftmax(), 2, MANY_CLASSES),
         (MinibatchSoftmax(n_shared=200), 10, TWO_ROWS),
         (MinibatchSoftmax(n_shared=None), 10, TWO_ROWS),
@@ -75,5 +77,5 @@ def test_full_first_steps_lose_the_start():
 @pytest.mark.planted
 def test_weak_regularization_of_few_features_loses_the_start():
     """The problem is one that a regularization by the number of features is for."""
-    figures = curve("candidate_softmax", 2, TWO_ROWS, candidates={"regularization_root": 0.0})
-    assert figures.min() < figures[0] - 0.05
+    figures = curve("candidate_softmax", 2, FEW_FEATURES, candidates={"regularization_root": 0.0})
+    assert figures.min() < figures[0] - 0.3

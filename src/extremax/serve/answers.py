@@ -11,7 +11,7 @@ from starlette.exceptions import HTTPException
 
 
 def json_response(value: Any) -> Response:
-    """Return an answer in JSON, ASCII alone: a text may hold half a surrogate pair, which UTF-8 has not."""
+    """Return an answer as ASCII JSON: a text may hold half a surrogate pair, which UTF-8 cannot encode."""
     content = json.dumps(json_ready(value), allow_nan=False, separators=(",", ":"))
     return Response(content, media_type="application/json")
 
