@@ -170,11 +170,11 @@ class SparseConfig:
     smoothing: tuple[float, ...] = (0.01, 1.0, 100.0)  # a, in mean rows: first guesses, then a walk by ...
     smoothing_step: float = 3.0  # ... this factor while the likelihood rises ...
     max_smoothing_steps: int = 2  # ... at most so often
-    sample_pairs: int = 1500  # leave-one-out pairs that fit the numbers of the start
-    search_pairs: int = 300  # ... and those that choose the smoothing
-    sample_entries: int = 300_000  # of the rows of these pairs; of longer rows there are fewer ...
-    long_sample_pairs: int = 300  # ... but so many
-    best_candidates: int = 100  # classes of highest score that such a pair is compared with ...
+    sample_pairs: int = 1000  # leave-one-out pairs that fit the numbers of the start
+    search_pairs: int = 200  # ... and those that choose the smoothing
+    sample_entries: int = 200_000  # of the rows of these pairs; of longer rows there are fewer ...
+    long_sample_pairs: int = 250  # ... but so many
+    best_candidates: int = 64  # classes of highest score that such a pair is compared with ...
     drawn_candidates: int = 40  # ... and classes drawn from all others
     number_penalty: float = 1e-5  # of the squared numbers, per pair
     count_slope: tuple[float, float] = (0.0, 1.0)  # mean change of a score per log of its class's size ...
@@ -185,14 +185,19 @@ class SparseConfig:
     # plausible classes of a row, other than its own
     row_candidates: float = 4.0  # per pair of a mean class ...
     min_candidates: int = 24  # ... but so many ...
-    max_candidates: int = 200  # ... and no more than this ...
-    max_work: float = 1.5e9  # ... nor than this over the entries of X
+    max_candidates: int = 64  # ... and no more than this ...
+    max_work: float = 1.5e9  # ... nor than this over the entries of X that linear weights read ...
+    max_listed: float = 4e7  # ... nor than this over the rows
+    max_entries: int = 15_000_000  # of X, above which linear weights read no parts of words ...
+    many_words: float = 8.0  # ... if texts have so many words and runs of words
     prune: float = 0.03  # mean contribution below which a weight is left out of the search for them
     row_work: int = 40_000  # multiply-adds of that search for a mean row
 
     # logistic regression of each class on the rows it is plausible for
     n_epochs: int = 1
+    n_epochs_several: int = 2  # of several labels: the second adds the classes that the first takes rows for
     regularization: float = 0.1
+    regularization_several: float = 2.0  # of the squared hinge, where rows have several labels
     regularization_more: float = 1.0  # ... where new rows correct a model
     max_bias: float = 9.0  # the bias is one more than the log of the number of classes, below zero; at most
     bias_feature: float = 1.0  # constant feature of classes that are compared with all rows
@@ -222,7 +227,7 @@ class SparseConfig:
     # mixing
     mix_candidates: int = 64  # best classes by each expert
     mix_drawn: int = 64
-    max_mix_rows: int = 1536
+    max_mix_rows: int = 1024
     accuracy_weight: float = 30.0  # nats of a smoothed accuracy of one; few classes, ...
     accuracy_weight_many: float = 10.0  # ... many classes ...
     accuracy_weight_several: float = 100.0  # ... and several labels, whose order matters most
@@ -235,7 +240,7 @@ class SparseConfig:
     prune_final: float = 0.002  # mean contribution to a score below which a weight is dropped ...
     max_prune_loss: float = 0.003  # ... doubled while that costs no more nats on held-out rows, ...
     max_prune_steps: int = 5  # ... so often at most
-    prune_rows: int = 512  # held-out rows that tell what that costs
+    prune_rows: int = 256  # held-out rows that tell what that costs
     min_held_out_pairs: int = 1000  # training pairs; with fewer, parts have the weights below
     # weights of start, linear weights, similarity, dense columns and cosine, where no rows choose them
     default_mix: tuple[float, ...] = (0.5, 0.6, 0.3, 0.3, 3.0)

@@ -1,14 +1,16 @@
-"""One-vs-plausible logistic regression: each class against the rows for which it is plausible.
+"""One-vs-plausible classification: each class against the rows for which it is plausible.
 
 For class c with rows P_c of its own and rows N_c that another model finds it plausible for, the weights are
 
     argmin_w  lambda/2 |w|^2 + sum_{i in P_c} v_i log(1 + exp(-s_i)) + sum_{i in N_c} v_i log(1 + exp(s_i))
 
-with ``s_i = o_i + w.x_i``.  The offset o_i is the same large negative number for all rows of a class: it
-stands for all rows that are not listed, which need no loss because their scores stay near it.  Where every
-row is listed, the bias of a class is learnt as the weight of a constant feature.  A correction of given
-scores has their log-odds as offsets.  The dual has one variable in [0, v_i] for each listed row, and is
-solved by coordinate descent; rows whose variable hardly moves are left out of most passes.
+with ``s_i = o_i + w.x_i``.  The offset o_i is the same negative number for all rows of a class: it stands
+for all rows that are not listed, which need no loss because their scores stay near it.  Where every row is
+listed, the bias of a class is learnt as the weight of a constant feature.  A correction of given scores has
+their log-odds as offsets.  With a margin, for the order of several labels, the losses are
+``max(0, 1 - s_i)^2`` and ``max(0, 1 + s_i)^2``, and o_i is -1: a row that shares nothing with the class has
+no loss.  The dual has one variable for each listed row, and is solved by coordinate descent; rows whose
+variable hardly moves are left out of most passes.
 
 Classes are independent, so that threads may share them in any way.
 """
@@ -20,7 +22,7 @@ from typing import NamedTuple
 import numpy as np
 
 from extremax.kernels.compile import helper, njit
-from extremax.kernels.sparse_dual import solve_dual, swap_random
+from extremax.kernels.sparse_dual import solve_dual, solve_margin, swap_random
 
 _SKIP = 0.1  # of the tolerance: a row whose variable, per unit of weight, changes less misses some passes
 _FULL = 4  # every so many passes, all rows take part
@@ -57,6 +59,7 @@ class Options(NamedTuple):
     tolerance: float
     prune: float  # mean contribution to a score below which a weight is dropped
     seed: int
+    has_margin: bool  # squared hinge in place of the logistic loss
 
 
 class Local(NamedTuple):
@@ -139,7 +142,11 @@ def _solve(squares, options, c, n, n_own, last, local):
             target = 1.0 if i < n_own else 0.0
             weight, old = np.float64(local.weights[i]), np.float64(local.duals[i])
             q = (squares[local.lines[i]] + constant * constant) * inverse
-            new = solve_dual(target, weight, np.float64(score + local.offsets[i]), old, q)
+            total = np.float64(score + local.offsets[i])
+            if options.has_margin:
+                new = solve_margin(target, weight, total, old, q)
+            else:
+                new = solve_dual(target, weight, total, old, q)
             change = abs(new - old)
             largest = change if change > largest else largest
             if change <= skipped * weight and number > 0:

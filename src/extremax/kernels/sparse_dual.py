@@ -106,6 +106,18 @@ def solve_dual(target, weight, score, old, q):
     return new
 
 
+@helper
+def solve_margin(target, weight, score, old, q):
+    """Return the dual variable that maximises the dual of the squared hinge along one coordinate."""
+    if weight <= 0.0:
+        return 0.0
+    sign = 2.0 * target - 1.0
+    size = sign * old
+    slope = sign * score - 1.0 + 0.5 * size / weight
+    size -= slope / (q + 0.5 / weight)
+    return sign * size if size > 0.0 else 0.0
+
+
 @inline
 def swap_random(order, k, seed, c):
     """Exchange entry k of an order with one before it, for a random permutation."""

@@ -60,6 +60,22 @@ class TrainingRows(NamedTuple):
     mean: Float32
 
 
+def linear_rows(training: TrainingRows, job: Job) -> TrainingRows:
+    """Return the rows that linear weights read: where entries are many, without parts of words.
+
+    Nine of ten entries of a text are parts of words, and the start has weights on them. Texts of few words,
+    such as names, keep them. Columns keep their numbers.
+    """
+    rows = training.rows
+    n_words = np.count_nonzero(rows.indices >= job.first_word)
+    few = len(rows.indices) <= job.config.max_entries or n_words < job.config.many_words * len(rows.indptr)
+    if few or n_words == len(rows.indices):
+        return training
+    kept = rows.indices >= job.first_word
+    ends = running_counts(kept)[rows.indptr]
+    return training._replace(rows=CSRRows(rows.data[kept], rows.indices[kept], ends))
+
+
 class Plausible(NamedTuple):
     """The most plausible other classes of each row of X, by the scores of another model.
 
@@ -267,7 +283,8 @@ def fit_linear(
     ----------
     offsets
         Log-odds of each pair and of the plausible classes of each row, which the weights correct; None for
-        weights that stand alone, whose bias is far below zero.
+        weights that stand alone, whose bias is below zero. These have a margin, the squared hinge, where rows
+        have several labels.
 
     Returns
     -------
@@ -279,8 +296,11 @@ def fit_linear(
     own, others = offsets or (np.empty(0, np.float32), np.empty((0, 0), np.float32))
     row_weights = np.zeros(len(rows.indptr) - 1, np.float32)
     np.maximum.at(row_weights, data.rows, data.pair_weight)
-    biases = np.zeros(n_classes, np.float32)
-    if offsets is None:  # the log-odds of a class before anything is known of a row, and one less
+    biases, has_margin = np.zeros(n_classes, np.float32), False
+    if offsets is None and data.label_edges is not None:
+        has_margin, regularization = True, config.regularization_several
+        biases[:] = -1.0
+    elif offsets is None:  # the log-odds of a class before anything is known of a row, and one less
         counts = data.class_counts(n_classes, weighted=True)
         share = counts / max(float(row_weights.sum(dtype=np.float64)), 1e-9)
         biases[:] = -np.minimum(1.0 - np.log(np.maximum(share, 1e-9)), config.max_bias)
@@ -293,7 +313,7 @@ def fit_linear(
     options = Options(
         config.regularization if regularization is None else regularization,
         config.bias_feature if is_whole and offsets is None else 0.0, config.passes, config.tolerance,
-        config.prune_linear, job.seed % 2**31,
+        config.prune_linear, job.seed % 2**31, has_margin,
     )  # fmt: skip
     listing = _list_rows(data, found.classes, n_classes)
     sizes = _Sizes.of(data, rows, listing, n_slots)

@@ -298,7 +298,7 @@ class SparseTrainer(TrainerBase):
         own = min(pair_entries, n_classes * problem.n_features)  # entries of the class sums
         start_pairs = min(numbers.sample_pairs, n_pairs)
         start_classes = min(1 + numbers.best_candidates + numbers.drawn_candidates, n_classes)
-        n_slots = self._n_slots(problem)
+        n_slots = self.config.n_epochs * self._n_slots(replace(problem, n_entries=1))
         need = 12 * max(entries, pair_entries) + 30 * own + 40 * n_classes + 24 * problem.n_features
         need += 208 * (1 + len(self.config.layout.groups)) * start_pairs * start_classes
         if problem.n_entries is None:
@@ -437,18 +437,20 @@ class SparseTrainer(TrainerBase):
     def _fit_linear(self, tables: SparseTables, training: TrainingRows, n_rounds: int, job: Job) -> None:
         """Fit weights that stand alone; a second round adds what the first takes rows for."""
         n_classes = tables.sums.matrix.shape[0]
-        if self._n_slots(self._problem(training, n_classes)) == 0:
+        linear = plausible.linear_rows(training, job)
+        if self._n_slots(self._problem(linear, n_classes)) == 0:
             return
         if tables.found is None and tables.linear is not None:
             tables.found = self._search_again(tables, training, n_rounds, job)
         found = self._search(tables, training, _half(job, 0))
-        tables.linear = Linear(*plausible.fit_linear(training, found, n_classes, _half(job, 1)))
+        tables.linear = Linear(*plausible.fit_linear(linear, found, n_classes, _half(job, 1)))
         tables.found, tables.mix, tables.weights = found, dict(self._default_mix), None
 
     def _search(self, tables: SparseTables, training: TrainingRows, job: Job) -> Plausible:
         """Find the plausible classes of a round, beside those of the rounds before."""
         n_classes, before = tables.sums.matrix.shape[0], tables.found
-        n_slots, weights = self._n_slots(self._problem(training, n_classes)), self._start_weights(tables)
+        linear, weights = plausible.linear_rows(training, job), self._start_weights(tables)
+        n_slots = self._n_slots(self._problem(linear, n_classes))
         if before is None or tables.linear is None:
             return plausible.find_plausible(
                 training, weights, n_slots, job, needs_rest=self._is_similar(tables)
@@ -456,8 +458,7 @@ class SparseTrainer(TrainerBase):
         if n_slots == n_classes - 1:
             return before  # all classes
         learnt = SparseWeights.from_matrix(tables.linear.matrix, tables.linear.biases)
-        weights = _combine({"start": weights, "linear": learnt}, self._default_mix)
-        return before.joined(plausible.find_plausible(training, weights, n_slots, job))
+        return before.joined(plausible.find_plausible(training, learnt, n_slots, job))
 
     def _search_again(
         self, tables: SparseTables, training: TrainingRows, n_rounds: int, job: Job
@@ -467,7 +468,8 @@ class SparseTrainer(TrainerBase):
         again = replace(tables, linear=None, found=None)
         for number in range(n_rounds):
             if number > 0 and again.found is not None:
-                fitted = plausible.fit_linear(training, again.found, tables.sums.matrix.shape[0], quiet)
+                linear = plausible.linear_rows(training, job)
+                fitted = plausible.fit_linear(linear, again.found, tables.sums.matrix.shape[0], quiet)
                 again.linear = Linear(*fitted)
             again.found = self._search(again, training, quiet)
         return again.found
@@ -533,7 +535,7 @@ class SparseTrainer(TrainerBase):
         numbers, n_classes = self.numbers, problem.n_classes
         entries = problem.n_entries or problem.n_rows * problem.n_features
         wanted = numbers.row_candidates * problem.n_pairs / n_classes
-        affordable = numbers.max_work / max(entries, 1)
+        affordable = min(numbers.max_work / max(entries, 1), numbers.max_listed / max(problem.n_rows, 1))
         few, many = numbers.min_candidates, numbers.max_candidates
         return min(int(np.clip(min(wanted, affordable), few, many)), n_classes - 1)
 
@@ -611,7 +613,8 @@ class SparseTrainer(TrainerBase):
         job = self._job(self._show("all rows", whole.n_pairs))
         others = plausible.find_plausible(left, self._start_weights(tables), n_slots, _half(job, 0))
         joined = found._replace(log_rest=others.log_rest).merged(others, np.unique(left.data.rows))
-        return Linear(*plausible.fit_linear(training, joined, tables.sums.matrix.shape[0], _half(job, 1)))
+        linear = plausible.linear_rows(training, job)
+        return Linear(*plausible.fit_linear(linear, joined, tables.sums.matrix.shape[0], _half(job, 1)))
 
     def _whole(self, split: Split) -> Examples | None:
         """Return all pairs, where those of the held-out rows are worth another look; else None."""
@@ -661,12 +664,12 @@ class SparseTrainer(TrainerBase):
     ) -> float:
         """Return the largest threshold of weights that costs next to nothing on held-out rows."""
         config, some = self.numbers, self.accept(held_out).sample_rows(self.numbers.prune_rows)
+        thresholds = [config.prune_final * 2.0**step for step in range(config.max_prune_steps + 1)]
         best, loss = config.prune_final, 0.0
-        for step in range(config.max_prune_steps + 1):
-            threshold = config.prune_final * 2.0**step
-            both = [weights, weights.pruned(mean, threshold)]
-            before, after = compare(both, some, config, self.context)
-            if step > 0 and before - after > config.max_prune_loss:
+        (before,) = compare([weights], some, config, self.context)
+        for threshold in thresholds:
+            (after,) = compare([weights.pruned(mean, threshold)], some, config, self.context)
+            if threshold > config.prune_final and before - after > config.max_prune_loss:
                 break
             best, loss = threshold, before - after
         chosen["prune"], chosen["pruning_loss"] = best, round(loss, 5)
@@ -693,7 +696,8 @@ class SparseTrainer(TrainerBase):
     def _candidates(self, tables: SparseTables, training: TrainingRows) -> Candidates:
         """Return the pairs whose class has other rows, with the classes that the start compares them with."""
         data, job, n_classes = training.data, self._job(), tables.sums.matrix.shape[0]
-        found, n_slots = tables.found, self._n_slots(self._problem(training, n_classes))
+        linear, found = plausible.linear_rows(training, job), tables.found
+        n_slots = self._n_slots(self._problem(linear, n_classes))
         if found is None or len(found.log_rest) == 0:
             weights = self._start_weights(tables)
             found = plausible.find_plausible(training, weights, n_slots, job, needs_rest=True)
