@@ -197,7 +197,8 @@ class SparseConfig:
     n_epochs: int = 1
     n_epochs_several: int = 2  # of several labels: the second adds the classes that the first takes rows for
     regularization: float = 0.1
-    regularization_several: float = 2.0  # of the squared hinge, where rows have several labels
+    regularization_margin: float = 1.0  # of the squared hinge, where rows have several labels
+    margin_scale: float = 6.0  # nats for a margin of one
     regularization_more: float = 1.0  # ... where new rows correct a model
     max_bias: float = 9.0  # the bias is one more than the log of the number of classes, below zero; at most
     bias_feature: float = 1.0  # constant feature of classes that are compared with all rows
@@ -238,8 +239,9 @@ class SparseConfig:
 
     few_classes: int = 200  # up to which there is neither similarity nor cosine
     prune_final: float = 0.002  # mean contribution to a score below which a weight is dropped ...
-    max_prune_loss: float = 0.003  # ... doubled while that costs no more nats on held-out rows, ...
-    max_prune_steps: int = 5  # ... so often at most
+    max_prune_loss: float = 0.005  # ... doubled while that costs no more nats on held-out rows, ...
+    max_prune_loss_several: float = 0.2  # ... of several labels, whose order hardly changes by it
+    max_prune_steps: int = 4  # ... so often at most
     prune_rows: int = 256  # held-out rows that tell what that costs
     min_held_out_pairs: int = 1000  # training pairs; with fewer, parts have the weights below
     # weights of start, linear weights, similarity, dense columns and cosine, where no rows choose them

@@ -1,4 +1,4 @@
-"""Logistic regression of each class on the rows it is plausible for, against a minimiser of the primal."""
+"""Weights of each class on the rows it is plausible for, against a minimiser of the primal."""
 
 from __future__ import annotations
 
@@ -11,13 +11,21 @@ from scipy.optimize import minimize
 
 from extremax.examples import Examples
 from extremax.scores.sparse import csr_rows
-from extremax.solvers.sparse.plausible import Job, Plausible, TrainingRows, feature_mean, fit_linear
+from extremax.solvers.sparse.plausible import (
+    Job,
+    Plausible,
+    TrainingRows,
+    feature_mean,
+    fit_linear,
+    linear_rows,
+)
 from extremax.tuned import SparseConfig
 
 pytestmark = pytest.mark.small
 
 N_CLASSES, N_FEATURES, N_ROWS, N_SLOTS = 6, 8, 60, 3
-EXACT = {"passes": 2000, "tolerance": 1e-5, "prune_linear": 0.0, "regularization": 0.5}
+EXACT = {"passes": 2000, "tolerance": 1e-5, "prune_linear": 0.0, "regularization": 0.5,
+         "regularization_margin": 0.5, "margin_scale": 1.0}  # fmt: skip
 
 
 def make_rows(seed=0, *, several=False, weighted=False):
@@ -77,30 +85,35 @@ def problem_of(data, found, c, bias, offsets=None):
     return X[rows], targets, weights, given
 
 
-def objective(w, problem, regularization):
+def objective(w, problem, regularization, has_margin=False):
     X, targets, weights, offsets = problem
     scores = offsets + X @ w
+    if has_margin:
+        signs = 2.0 * targets - 1.0
+        gaps = np.maximum(1.0 - signs * scores, 0.0)
+        slope = -2.0 * weights * signs * gaps
+        return weights @ gaps**2 + 0.5 * regularization * w @ w, X.T @ slope + regularization * w
     losses = np.logaddexp(0.0, np.where(targets == 1.0, -scores, scores))
     slope = weights * (1.0 / (1.0 + np.exp(-scores)) - targets)
     return weights @ losses + 0.5 * regularization * w @ w, X.T @ slope + regularization * w
 
 
-def minimum(problem, regularization):
-    start = np.zeros(problem[0].shape[1])
+def minimum(*arguments):
+    start = np.zeros(arguments[0][0].shape[1])
     options = {"maxiter": 5000, "ftol": 1e-15, "gtol": 1e-10}
-    return minimize(
-        objective, start, (problem, regularization), "L-BFGS-B", jac=True, options=options
-    ).x  # fmt: skip
+    return minimize(objective, start, arguments, "L-BFGS-B", jac=True, options=options).x
 
 
-def assert_minimal(matrix, data, found, bias, regularization=EXACT["regularization"], offsets=None):
+def assert_minimal(
+    matrix, data, found, bias, regularization=EXACT["regularization"], offsets=None, has_margin=False
+):
     table = matrix.toarray().astype(np.float64)
     for c in range(N_CLASSES):
         problem = problem_of(data, found, c, bias, offsets)
-        best = minimum(problem, regularization)
+        best = minimum(problem, regularization, has_margin)
         np.testing.assert_allclose(table[c], best, atol=2e-3)
-        lowest = objective(best, problem, regularization)[0]
-        assert objective(table[c], problem, regularization)[0] <= lowest + 1e-4
+        lowest = objective(best, problem, regularization, has_margin)[0]
+        assert objective(table[c], problem, regularization, has_margin)[0] <= lowest + 1e-4
         assert np.abs(best).max() > 0.1
 
 
@@ -111,9 +124,36 @@ def test_weights_minimise_the_primal(weighted, several):
     data = make_rows(several=several, weighted=weighted)
     found = make_found(data)
     matrix, biases = fit(data, found)
-    bias = biases_of(data)
+    bias = np.full(N_CLASSES, -1.0) if several else biases_of(data)  # a margin for several labels
     np.testing.assert_allclose(biases, bias, rtol=1e-5)
-    assert_minimal(matrix, data, found, bias)
+    assert_minimal(matrix, data, found, bias, has_margin=several)
+
+
+@pytest.mark.parametrize(("max_entries", "many_words", "n_left"), [
+    (1000, 1.0, 240), (100, 1.0, 120), (100, 3.0, 240),
+])  # fmt: skip
+def test_linear_weights_read_words_alone_where_entries_are_many(max_entries, many_words, n_left):
+    matrix = sparse.csr_matrix(np.arange(1, 241, dtype=np.float32).reshape(60, 4))
+    data = Examples(matrix, np.zeros(60, np.int32))
+    rows = csr_rows(matrix)
+    job = Job(SparseConfig(max_entries=max_entries, many_words=many_words), 0, 1, first_word=2)
+    found = linear_rows(TrainingRows(data, rows, feature_mean(rows, 4)), job).rows
+    assert len(found.data) == n_left
+    table = sparse.csr_matrix((found.data, found.indices, found.indptr), shape=(60, 4)).toarray()
+    np.testing.assert_array_equal(table[:, 2:], matrix.toarray()[:, 2:])
+
+
+@pytest.mark.small
+def test_pairs_of_no_weight_change_nothing_beside_a_margin():
+    data = make_rows(several=True)
+    found = make_found(data)
+    none = replace(data, weight=np.where(data.rows < 5, 0.0, 1.0).astype(np.float32))
+    rest = np.flatnonzero(data.rows >= 5)
+    kept = Examples(data.X, data.y[rest], data.rows[rest])
+    blind = found._replace(classes=np.where(np.arange(N_ROWS)[:, None] < 5, -1, found.classes))
+    np.testing.assert_allclose(
+        fit(none, found)[0].toarray(), fit(kept, blind)[0].toarray(), atol=2e-3
+    )  # fmt: skip
 
 
 @pytest.mark.reference
@@ -149,6 +189,14 @@ def test_bias_is_learnt_where_every_row_is_compared_with_every_class(bias_featur
     assert np.ptp(biases) > 0.1
     offsets = np.zeros(N_ROWS, np.float32), np.zeros((N_ROWS, 5), np.float32)
     assert not fit(data, found, offsets=offsets)[1].any()  # a correction has none
+
+
+def test_margins_are_scaled_to_nats():
+    data = make_rows(several=True)
+    found = make_found(data)
+    one, six = fit(data, found), fit(data, found, margin_scale=6.0)
+    np.testing.assert_allclose(six[0].toarray(), 6.0 * one[0].toarray(), rtol=1e-6)
+    np.testing.assert_allclose(six[1], 6.0 * one[1], rtol=1e-6)
 
 
 @pytest.mark.reference

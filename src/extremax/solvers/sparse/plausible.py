@@ -297,8 +297,9 @@ def fit_linear(
     row_weights = np.zeros(len(rows.indptr) - 1, np.float32)
     np.maximum.at(row_weights, data.rows, data.pair_weight)
     biases, has_margin = np.zeros(n_classes, np.float32), False
+    is_whole = n_slots == n_classes - 1  # every row is compared with every class
     if offsets is None and data.label_edges is not None:
-        has_margin, regularization = True, config.regularization_several
+        has_margin, regularization = True, config.regularization_margin
         biases[:] = -1.0
     elif offsets is None:  # the log-odds of a class before anything is known of a row, and one less
         counts = data.class_counts(n_classes, weighted=True)
@@ -309,7 +310,6 @@ def fit_linear(
         rows, squares, data.rows.astype(np.int64), np.ascontiguousarray(data.pair_weight, np.float32),
         row_weights, own, others, mean,
     )  # fmt: skip
-    is_whole = n_slots == n_classes - 1  # every row is compared with every class
     options = Options(
         config.regularization if regularization is None else regularization,
         config.bias_feature if is_whole and offsets is None else 0.0, config.passes, config.tolerance,
@@ -349,4 +349,7 @@ def fit_linear(
     matrix.indptr = np.append(0, np.cumsum(np.concatenate([part[0] for part in parts]))).astype(np.int64)
     matrix.indices = np.concatenate([part[1] for part in parts])
     matrix.data = np.concatenate([part[2] for part in parts])
+    if has_margin:  # about as large as log-odds
+        matrix.data *= np.float32(config.margin_scale)
+        biases *= np.float32(config.margin_scale)
     return matrix, biases

@@ -48,6 +48,7 @@ from extremax.types import Float32, Int64
 
 # Weights of the experts of a stream, which are never chosen: its linear weights correct the start.
 _SUM = {name: float(name in ("start", "linear")) for name in EXPERTS}
+_SAMPLED_PAIRS = 10_000  # that tell how many entries the class sums have
 _ROUNDING = 1e-6  # by which sums in another order may differ, at most
 _NUMBERS = ("log_weights", "cosine_weights", "bias_weights", "edges", "groups")
 
@@ -295,7 +296,7 @@ class SparseTrainer(TrainerBase):
         n_rows = max(problem.n_rows, 1)
         entries = problem.n_entries or n_rows * problem.n_features
         pair_entries = entries * n_pairs // n_rows
-        own = min(pair_entries, n_classes * problem.n_features)  # entries of the class sums
+        own = min(int(_share_distinct(data) * pair_entries), n_classes * problem.n_features)
         start_pairs = min(numbers.sample_pairs, n_pairs)
         start_classes = min(1 + numbers.best_candidates + numbers.drawn_candidates, n_classes)
         n_slots = self.config.n_epochs * self._n_slots(replace(problem, n_entries=1))
@@ -665,11 +666,12 @@ class SparseTrainer(TrainerBase):
         """Return the largest threshold of weights that costs next to nothing on held-out rows."""
         config, some = self.numbers, self.accept(held_out).sample_rows(self.numbers.prune_rows)
         thresholds = [config.prune_final * 2.0**step for step in range(config.max_prune_steps + 1)]
+        most = config.max_prune_loss if some.label_edges is None else config.max_prune_loss_several
         best, loss = config.prune_final, 0.0
         (before,) = compare([weights], some, config, self.context)
         for threshold in thresholds:
             (after,) = compare([weights.pruned(mean, threshold)], some, config, self.context)
-            if threshold > config.prune_final and before - after > config.max_prune_loss:
+            if threshold > config.prune_final and before - after > most:
                 break
             best, loss = threshold, before - after
         chosen["prune"], chosen["pruning_loss"] = best, round(loss, 5)
@@ -753,6 +755,23 @@ class SparseTrainer(TrainerBase):
         if tables.weights is None:
             tables.weights = _combine(self._parts(tables, tables.mix), tables.mix)
         return tables.weights
+
+
+def _share_distinct(data: Examples | None) -> float:
+    """Return about how many entries of the class sums there are for each entry of a pair, or a bound.
+
+    Rows of a class share words: random classes tell how many. One of ten is added for those not drawn.
+    """
+    if data is None or not sparse.issparse(data.X) or data.n_pairs < _SAMPLED_PAIRS:
+        return 1.0
+    n_classes = int(data.y.max()) + 1
+    order = np.random.default_rng(0).permutation(n_classes)
+    ends = np.cumsum(data.class_counts(n_classes)[order])
+    drawn = order[: 1 + int(np.searchsorted(ends, _SAMPLED_PAIRS))]
+    pairs = np.flatnonzero(np.isin(data.y, drawn))
+    X: Any = data.X[data.rows[pairs]]
+    keys = np.repeat(data.y[pairs].astype(np.int64), np.diff(X.indptr)) * X.shape[1] + X.indices
+    return min(1.0, 1.1 * len(np.unique(keys)) / max(len(keys), 1))
 
 
 def without_zeros(X: Any, n_sparse: int) -> Any:

@@ -30,6 +30,7 @@ from extremax.types import Float32, Float64, Int32, Int64
 _FEATURES_PER_TASK = 4096
 _PAIRS_PER_TASK = 16
 _MOST_SUM_TASKS = 8
+_ROUGH, _EXACT = 1e-5, 1e-7  # relative change of the likelihood at which a search for numbers ends
 
 
 def count_tasks(n_entries: int, n_features: int) -> int:
@@ -135,12 +136,18 @@ class ClassSums:
     def arrays(self) -> Sums:
         """The sums as the kernels take them; they share the memory of the matrix."""
         matrix: Any = self.matrix
-        classes = matrix.indices.astype(np.int32, copy=False)
-        values = matrix.data.astype(np.float64)
-        mass = np.maximum(np.bincount(classes, weights=values, minlength=matrix.shape[0]), 1e-3)
-        squares = np.bincount(classes, weights=values * values, minlength=matrix.shape[0])
-        columns = np.repeat(np.arange(matrix.shape[1]), np.diff(matrix.indptr))
-        feature_mass = np.bincount(columns, weights=np.maximum(values, 0.0), minlength=matrix.shape[1])
+        classes, offsets = matrix.indices.astype(np.int32, copy=False), matrix.indptr
+        (n_classes, n_features), feature_mass = matrix.shape, np.zeros(matrix.shape[1])
+        mass, squares = np.zeros(n_classes), np.zeros(n_classes)
+        for first, last in split(n_features, _FEATURES_PER_TASK):  # temporaries of all would be three times S
+            part = slice(offsets[first], offsets[last])
+            values = matrix.data[part].astype(np.float64)
+            mass += np.bincount(classes[part], weights=values, minlength=n_classes)
+            squares += np.bincount(classes[part], weights=values * values, minlength=n_classes)
+            columns = np.repeat(np.arange(last - first), np.diff(offsets[first : last + 1]))
+            positive = np.maximum(values, 0.0)
+            feature_mass[first:last] = np.bincount(columns, weights=positive, minlength=last - first)
+        mass = np.maximum(mass, 1e-3)
         total = float(max(feature_mass.sum(), 1e-3))
         return Sums(matrix.indptr, classes, matrix.data, feature_mass, mass, self.counts, squares, total)
 
@@ -250,7 +257,7 @@ def fit_numbers(
 
     def try_smoothing(a: float, guess: Numbers) -> float:
         if a not in tried:
-            tried[a] = fitter.fit(pairs[:n_search], a, guess)
+            tried[a] = fitter.fit(pairs[:n_search], a, guess, tolerance=_ROUGH)
         return tried[a][0]
 
     guess = first
@@ -323,7 +330,9 @@ class _Fitter:
         best = min(config.best_candidates, max(1, (n_classes - 1) // 2) if n_classes > 300 else n_classes - 1)
         self.sizes = best, min(config.drawn_candidates, max(0, n_classes - 1 - best))
 
-    def fit(self, pairs: Int64, smoothing: float, guess: Numbers) -> tuple[float, Numbers]:
+    def fit(
+        self, pairs: Int64, smoothing: float, guess: Numbers, *, tolerance: float = _EXACT
+    ) -> tuple[float, Numbers]:
         """Return the leave-one-out log-likelihood of the best numbers for a smoothing, and the numbers."""
         guess = guess._replace(smoothing=smoothing)
         log_weight, phi = self._describe(pairs, guess)
@@ -331,7 +340,8 @@ class _Fitter:
         theta = np.concatenate([guess.log_weights, guess.cosine_weights, guess.bias_weights])
         n = len(guess.log_weights)
         slope = CountSlope(self._slope(pairs, guess), self.config.count_slope, self.config.slope_penalty)
-        value, theta = _fit_log_linear(phi, log_weight, weight, theta, self.config.number_penalty, slope)
+        penalty = self.config.number_penalty
+        value, theta = _fit_log_linear(phi, log_weight, weight, theta, penalty, slope, tolerance)
         return value, guess._replace(
             log_weights=theta[:n].copy(), cosine_weights=theta[n : 2 * n].copy(),
             bias_weights=theta[2 * n :].copy(),
@@ -411,6 +421,7 @@ def _fit_log_linear(
     theta: Float64,
     penalty: float,
     slope: CountSlope,
+    tolerance: float = _EXACT,
 ) -> tuple[float, Float64]:
     """Maximise the mean log-probability of candidate 0 under scores ``phi @ theta``.
 
@@ -442,7 +453,7 @@ def _fit_log_linear(
         gradient -= 2.0 * (penalties * theta + slope.penalty * gap * slope.terms)
         return -value, -gradient
 
-    options = {"maxiter": 200, "ftol": 1e-7}
+    options = {"maxiter": 200, "ftol": tolerance}
     with one_blas_thread():
         found = minimize(loss, theta * scale, jac=True, method="L-BFGS-B", options=options)
         return -float(loss(found.x)[0]), np.asarray(found.x / scale, np.float64)
