@@ -78,6 +78,7 @@ class Settings(NamedTuple):
     max_points: int
     n_starts: int
     several_starts_points: int
+    start_points: int
     start_iterations: int
     max_alternations: int
     max_newton_steps: int
@@ -114,12 +115,12 @@ class Scratch(NamedTuple):
     curvature: np.ndarray  # (2, PASS) float32
     matrix: np.ndarray  # (rows, rows) float64: Newton's system
     covariance: np.ndarray  # (rows, rows) float64: of class sums; inner products of few points
-    vectors: np.ndarray  # (10, rows) float64: the vectors numbered below
+    vectors: np.ndarray  # (11, rows) float64: the vectors numbered below
     bounds: np.ndarray  # (nodes of the last level + 1,) int64
 
 
 # Rows of `Scratch.vectors`; all but the last have k + 1 entries.
-_THETA, _TRIAL, _STEP, _GRADIENT, _PULL, _RIGHT, _BEFORE, _DIRECTION, _BEST, _SPARE = range(10)
+_THETA, _TRIAL, _STEP, _GRADIENT, _PULL, _RIGHT, _BEFORE, _DIRECTION, _BEST, _PULL_AT_ZERO, _SPARE = range(11)
 
 
 class NodeData(NamedTuple):
@@ -145,21 +146,33 @@ def make_scratch(n, m, k, n_levels, *, sampled):
         X,
         np.zeros((n_blocks, PASS), np.float32),
         sums,
-        np.zeros_like(sums) if sampled else sums,
+        np.zeros(sums.shape) if sampled else sums,
         np.zeros((2, m_blocks * PASS), np.int8),
         np.zeros(m_blocks * PASS, np.int64),
         np.zeros((2, PASS)),
         np.zeros((2, PASS), np.float32),
         np.zeros((n_rows, n_rows)),
         np.zeros((n_rows, n_rows)),
-        np.zeros((10, max(n_rows, PASS))),
+        np.zeros((11, max(n_rows, PASS))),
         np.zeros((1 << (n_levels - 1)) + 1, np.int64),
     )
 
 
+@njit
+def sum_by_label(points, weight, offsets, sums):
+    """Fill the weighted sum of the points of each label, and its summed weight."""
+    k = points.shape[1]
+    for y in range(sums.shape[0]):
+        for i in range(offsets[y], offsets[y + 1]):
+            q = np.float64(weight[i])
+            for c in range(k):
+                sums[y, c] += q * points[i, c]
+            sums[y, k] += q
+
+
 @helper
-def _gather(data, labels, stretch, key, n, scratch):
-    """Copy n points of a node and the sums of its labels into blocks; return the weight of the points.
+def _gather(data, labels, stretch, key, n, scratch, splits):
+    """Copy n points of a node into blocks; return their weight.  With `splits` copy its class sums as well.
 
     With stretch > 1 the points are a sample, one at a random place of each of n equal stretches, so that
     every class is represented in proportion, and weights are multiplied by `stretch`.
@@ -171,8 +184,9 @@ def _gather(data, labels, stretch, key, n, scratch):
         target = np.int64(uniform32(mix64(key)) * stretch)
     for j in range(m):
         y, block, place = labels[j], j // PASS, j % PASS
-        for c in range(k + 1):
-            scratch.sums[block, c, place] = data.sums[y, c]
+        if splits:
+            for c in range(k + 1):
+                scratch.sums[block, c, place] = data.sums[y, c]
         if stretch > 1.0:
             for c in range(k + 1):
                 scratch.sampled_sums[block, c, place] = 0.0
@@ -213,20 +227,26 @@ def _block_size(n, block):
 @helper
 def _add_products(X, block, size, theta, k, out):
     """Fill theta.(x, 1) of the items of a block."""
+    whole = (k + 1) // 4 * 4
     for i in range(size):
         out[i] = 0.0
-    for c in range(0, k + 1, 4):  # four rows at a time: each number of `out` is loaded once for all
+    for c in range(0, whole, 4):  # four rows at a time: each number of `out` is loaded once for all
         t0, t1, t2, t3 = theta[c], theta[c + 1], theta[c + 2], theta[c + 3]
         for i in range(size):
             out[i] += (t0 * X[block, c, i] + t1 * X[block, c + 1, i]) + (
                 t2 * X[block, c + 2, i] + t3 * X[block, c + 3, i]
             )
+    for c in range(whole, k + 1):
+        t0 = theta[c]
+        for i in range(size):
+            out[i] += t0 * X[block, c, i]
 
 
 @helper
 def _add_sums(X, block, size, factor, k, out):
     """Add sum_i factor_i (x_i, 1) over a block to `out`."""
-    for c in range(0, k + 1, 4):
+    whole = (k + 1) // 4 * 4
+    for c in range(0, whole, 4):
         t0, t1, t2, t3 = 0.0, 0.0, 0.0, 0.0
         for i in range(size):
             f = np.float64(factor[i])
@@ -238,6 +258,11 @@ def _add_sums(X, block, size, factor, k, out):
         out[c + 1] += t1
         out[c + 2] += t2
         out[c + 3] += t3
+    for c in range(whole, k + 1):
+        t0 = 0.0
+        for i in range(size):
+            t0 += np.float64(factor[i]) * X[block, c, i]
+        out[c] += t0
 
 
 @helper
@@ -505,8 +530,8 @@ def _next_direction(node, settings):
 
 
 @helper
-def _ascend(node, settings, alternations, max_steps):
-    """Take Newton steps from theta, each with as many re-splits as allowed; return re-splits and changes.
+def _ascend(node, settings, alternations, max_steps, max_drift, curvature):
+    """Alternate Newton steps and re-splits from theta, where the node was evaluated last.
 
     Parameters
     ----------
@@ -514,6 +539,10 @@ def _ascend(node, settings, alternations, max_steps):
         Bound on the re-splits; 0 keeps the split.
     max_steps
         Bound on the Newton steps.
+    max_drift
+        Mean change of the logits from which on the Hessian is computed anew.
+    curvature
+        What the evaluation returned.
 
     Returns
     -------
@@ -525,7 +554,6 @@ def _ascend(node, settings, alternations, max_steps):
     pull, right, before = vectors[_PULL], vectors[_RIGHT], vectors[_BEFORE]
     enough = settings.tolerance * node.weight
     n_splits, changed, drift = 0, 0, 0.0
-    curvature = _evaluate(node, theta, True)
     for c in range(node.k + 1):
         gradient[c] = right[c] - pull[c] - node.penalty[c] * theta[c]
     while True:
@@ -544,7 +572,7 @@ def _ascend(node, settings, alternations, max_steps):
                 drift += length * math.sqrt(2.0 * gain / curvature) if curvature > 0.0 else np.inf
                 for c in range(node.k + 1):
                     trial[c] = theta[c] + length * step[c]
-                renew = drift > settings.max_drift
+                renew = drift > max_drift
                 found = _evaluate(node, trial, renew)
                 slope = 0.0
                 for c in range(node.k + 1):
@@ -589,29 +617,37 @@ def _log_likelihood(node, theta, right):
 @helper
 def _use_inner_products(node):
     """Fill the inner products of few points, weighted by the inverse penalties."""
-    scratch, k = node.scratch, node.k
+    scratch, scaled = node.scratch, node.scratch.vectors[_SPARE]
     for i in range(node.n):
+        for c in range(node.k + 1):
+            scaled[c] = scratch.X[0, c, i] / node.penalty[c]
+        _add_products(scratch.X, 0, _block_size(node.n, 0), scaled, node.k, scratch.block[0])
         for j in range(i + 1):
-            total = 1.0 / node.penalty[k]
-            for c in range(k):
-                total += np.float64(scratch.X[0, c, i]) * scratch.X[0, c, j] / node.penalty[c]
-            scratch.covariance[i, j] = total
+            scratch.covariance[i, j] = scratch.block[0, j]
 
 
 @helper
 def _find_start(data, node, settings, labels, n_starts):
-    """Make the first split, along the best of the leading eigenvectors, and set theta where it ended."""
-    scratch = node.scratch
-    theta, best, right = scratch.vectors[_THETA], scratch.vectors[_BEST], scratch.vectors[_RIGHT]
-    best_value = -np.inf
+    """Make the first split, along the best of the leading eigenvectors, and set theta where it ended.
+
+    From each of them some steps are taken with the Hessian at theta = 0, which bounds the others.
+    """
+    vectors, side = node.scratch.vectors, node.scratch.side
+    theta, best, right = vectors[_THETA], vectors[_BEST], vectors[_RIGHT]
+    best_value, curvature = -np.inf, 0.0
     _find_covariance(data, node, labels)
+    if n_starts > 1:
+        curvature = _evaluate(node, theta, True)
+        for c in range(node.k + 1):
+            vectors[_PULL_AT_ZERO, c] = vectors[_PULL, c]
     for _ in range(n_starts):
         _next_direction(node, settings)
-        _resplit(node, scratch.vectors[_DIRECTION])
+        _resplit(node, vectors[_DIRECTION])
         if n_starts > 1:
             for c in range(node.k + 1):
-                theta[c] = 0.0
-            _ascend(node, settings, settings.start_iterations, settings.start_iterations)
+                theta[c], vectors[_PULL, c] = 0.0, vectors[_PULL_AT_ZERO, c]
+            steps = settings.start_iterations
+            _ascend(node, settings, steps, steps, np.inf, curvature)
             value = _log_likelihood(node, theta, right)
             for c in range(node.k + 1):
                 value -= 0.5 * node.penalty[c] * theta[c] * theta[c]
@@ -620,43 +656,66 @@ def _find_start(data, node, settings, labels, n_starts):
                 for c in range(node.k + 1):
                     best[c] = theta[c]
                 for j in range(node.m):
-                    scratch.side[1, j] = scratch.side[0, j]
+                    side[1, j] = side[0, j]
     if n_starts > 1:
         for c in range(node.k + 1):
             theta[c] = best[c]
         for j in range(node.m):
-            scratch.side[0, j] = scratch.side[1, j]
-        _sum_right(node, right)
+            side[0, j] = side[1, j]
+
+
+@helper
+def _take(data, nodes, settings, scratch, number, level, labels, total, most, splits):
+    """Return a node with its points, or a sample of so many."""
+    k, m, n = data.points.shape[1], labels.shape[0], min(total, most)
+    weight = _gather(data, labels, total / n, draw_key(settings.seed, number, m), n, scratch, splits)
+    sums = scratch.sampled_sums if n < total else scratch.sums
+    return NodeData(scratch, sums, nodes.penalty[level], n, m, k, weight, n < min(k, PASS))
 
 
 @helper
 def _fit_node(data, nodes, settings, scratch, number, level, labels, total, alternate):
     """Fit the parameters of one node to its `total` points, and split its labels."""
     k, m = data.points.shape[1], labels.shape[0]
-    n = min(total, settings.max_points)
-    theta = scratch.vectors[_THETA]
-    weight = _gather(data, labels, total / n, draw_key(settings.seed, number, m), n, scratch)
-    sums = scratch.sampled_sums if n < total else scratch.sums
-    node = NodeData(scratch, sums, nodes.penalty[level], n, m, k, weight, n < min(k, PASS))
+    theta, right = scratch.vectors[_THETA], scratch.vectors[_RIGHT]
     splits = alternate and (m > 2 or settings.patient)
+    several = splits and settings.n_starts > 1 and total > settings.several_starts_points
     for c in range(k + 1):
         theta[c] = 0.0
         if not alternate:
             theta[c] = nodes.biases[number] if c == k else nodes.weights[number, c]
+    most = min(settings.start_points, settings.max_points) if several else settings.max_points
+    node = _take(data, nodes, settings, scratch, number, level, labels, total, most, splits)
     if splits:
-        n_starts = settings.n_starts if total > settings.several_starts_points else 1
-        _find_start(data, node, settings, labels, n_starts)
+        _find_start(data, node, settings, labels, settings.n_starts if several else 1)
     else:
         for j in range(m):
             scratch.side[0, j] = j >= m - m // 2
-        _sum_right(node, scratch.vectors[_RIGHT])
+    if node.n < min(total, settings.max_points):
+        most = settings.max_points
+        node = _take(data, nodes, settings, scratch, number, level, labels, total, most, splits)
     if node.few:
         _use_inner_products(node)
-    alternations = settings.max_alternations if splits else 0
-    n_splits, changed = _ascend(node, settings, alternations, settings.max_newton_steps)
+    if splits or node.n < total:
+        _sum_right(node, right)
+    else:
+        for c in range(k + 1):
+            right[c] = 0.0
+        for j in range(m - m // 2, m):
+            for c in range(k + 1):
+                right[c] += data.sums[labels[j], c]
+    curvature = _evaluate(node, theta, True)
+    n_splits, changed = _ascend(
+        node,
+        settings,
+        settings.max_alternations if splits else 0,
+        settings.max_newton_steps,
+        settings.max_drift,
+        curvature,
+    )
     nodes.n_splits[number], nodes.settled[number] = n_splits, changed == 0
     if settings.patient:
-        nodes.log_likelihood[number] = _log_likelihood(node, theta, scratch.vectors[_RIGHT])
+        nodes.log_likelihood[number] = _log_likelihood(node, theta, right)
     for c in range(k):
         nodes.weights[number, c] = theta[c]
     nodes.biases[number] = theta[k]

@@ -13,9 +13,9 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import ArrayLike
 
-from extremax.kernels.tree_fit import Grouped, Nodes, Settings, Subtree, fit_subtree, make_scratch
+from extremax.kernels.tree_fit import Grouped, Nodes, Settings, Subtree, fit_subtree, make_scratch, sum_by_label
 from extremax.runtime.threads import run
-from extremax.tree.layout import depth_of
+from extremax.tree.layout import depth_of, plain
 from extremax.tuned import TreeFitConfig
 from extremax.types import Float32, Float64, Int32
 from extremax.validation.random_state import check_random_state
@@ -50,6 +50,7 @@ def kernel_settings(
         max_points=n_samples if config.max_points is None else min(n_samples, config.max_points),
         n_starts=min(config.n_starts, n_components) if config.max_alternations else 1,
         several_starts_points=config.several_starts_points,
+        start_points=config.start_points,
         start_iterations=config.start_iterations,
         max_alternations=config.max_alternations,
         max_newton_steps=config.max_newton_steps,
@@ -93,14 +94,11 @@ def group_by_class(
     """Sort the rows by class, and sum those of each class; labels from `n_classes` on are padding."""
     n_labels = n_classes if n_labels is None else n_labels
     order = np.argsort(labels, kind="stable")
-    points, q = features[order], weight[order].astype(np.float32)
-    in_order = labels[order]
+    points, sorted_weight = features[order], plain(weight[order], np.float32)
     offsets = np.concatenate([[0], np.cumsum(np.bincount(labels, minlength=n_labels))]).astype(np.int64)
-    sums = np.empty((n_labels, features.shape[1] + 1))
-    for c in range(features.shape[1]):
-        sums[:, c] = np.bincount(in_order, weights=points[:, c].astype(np.float64) * q, minlength=n_labels)
-    sums[:, -1] = np.bincount(in_order, weights=q, minlength=n_labels)
-    return Grouped(points, q, offsets, sums, n_classes)
+    sums = np.zeros((n_labels, features.shape[1] + 1))
+    sum_by_label(points, sorted_weight, offsets, sums)
+    return Grouped(points, sorted_weight, offsets, sums, n_classes)
 
 
 def new_nodes(order: Int32, penalty: Float64) -> Nodes:
@@ -118,31 +116,43 @@ def new_nodes(order: Int32, penalty: Float64) -> Nodes:
 
 
 def fit_nodes(
-    data: Grouped, nodes: Nodes, settings: Settings, *, alternate: bool, subtree_points: int, n_threads: int
+    data: Grouped,
+    nodes: Nodes,
+    settings: Settings,
+    *,
+    alternate: bool,
+    subtree_points: int,
+    n_threads: int,
+    levels: tuple[int, int] | None = None,
 ) -> None:
-    """Fill `nodes`.
+    """Fill `nodes`, or those of the levels from one to before another that have points.
 
     With `alternate` the structure is found as well; otherwise it is kept, and parameters start from their
     present values.  A node is a task until it holds at most `subtree_points` points; then a whole subtree is.
     """
-    n_components, depth = data.points.shape[1], len(nodes.penalty)
+    start, stop = (0, len(nodes.penalty)) if levels is None else levels
 
     def fit(subtree: Subtree) -> list[tuple[int, Subtree]]:
-        """Fit a node or a subtree; return the children that are left to fit, with the sizes of their parent."""
+        """Fit a node or a subtree; return the children that are left to fit, with the points of the node."""
         root, level, _, first, last = subtree
         labels = nodes.order[first:last]
         n_points = int((data.offsets[labels + 1] - data.offsets[labels]).sum())
-        n_used = min(n_points, settings.max_points)
-        n_levels = 1 if n_points > subtree_points else depth - level
-        scratch = make_scratch(n_used, last - first, n_components, n_levels, sampled=n_used < n_points)
-        fit_subtree(data, nodes, settings, scratch, subtree._replace(n_levels=n_levels), alternate)
-        if level + n_levels == depth:
+        n_levels = 1
+        if levels is not None and n_points == 0:
+            return []
+        if level >= start:
+            n_levels = 1 if n_points > subtree_points else stop - level
+            n_used = min(n_points, settings.max_points)
+            shape = (n_used, last - first, data.points.shape[1], n_levels)
+            scratch = make_scratch(*shape, sampled=min(n_used, settings.start_points) < n_points)
+            fit_subtree(data, nodes, settings, scratch, subtree._replace(n_levels=n_levels), alternate)
+        if level + n_levels == stop:
             return []
         middle = last - (last - first) // 2
         ends = ((first, middle), (middle, last))
         return [(n_points, Subtree(2 * root + 1 + i, level + 1, 0, *ends[i])) for i in (0, 1)]
 
-    if depth > 0:
+    if stop > 0:
         _run_growing(fit, Subtree(0, 0, 0, 0, len(nodes.order)), n_threads)
 
 

@@ -230,13 +230,15 @@ class LabelTree:
         bias_regularization: ArrayLike | None = None,
         sample_weight: ArrayLike | None = None,
         config: TreeFitConfig = _FIT,
+        levels: tuple[int, int] | None = None,
         n_jobs: int | None = None,
         random_state: int = 0,
     ) -> LabelTree:
         """Return a tree of the same structure, with node parameters fitted to `Z` and `y`.
 
         `Z` may hold other features, even another number of them; with the same number, nodes start from their
-        present parameters.  The arguments are those of `fit`.
+        present parameters.  With `levels` only nodes of the levels from the first number to before the second
+        are fitted.  The other arguments are those of `fit`.
 
         Examples
         --------
@@ -266,6 +268,7 @@ class LabelTree:
             alternate=False,
             subtree_points=config.subtree_points,
             n_threads=resolve_threads(n_jobs),
+            levels=levels,
         )
         return LabelTree(nodes.weights, nodes.biases, self.leaf_class)
 

@@ -28,7 +28,7 @@ _TO_THE_LETTER = TreeFitConfig(
     max_newton_steps=100_000,
     tolerance=1e-18,
     min_gain=0.0,
-    max_drift=0.05,
+    max_drift=0.03,
     power_steps=100_000,
     power_tolerance=1e-28,
 )
