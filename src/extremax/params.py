@@ -32,6 +32,7 @@ SOLVER_CLASSES = {
     "sparse_softmax": "SparseSoftmax",
     "negative_sampling": "NegativeSampling",
     "nce": "NCE",
+    "nce_from_zero": "NCEFromZero",
     "sampled_softmax": "SampledSoftmax",
     "one_vs_each": "OneVsEach",
     "augment_reduce": "AugmentReduce",

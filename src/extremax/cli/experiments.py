@@ -130,7 +130,7 @@ def reproduce(  # noqa: PLR0913 (the parameters are the options)
 ) -> None:
     """Repeat the paper's comparison on a data set.
 
-    Trains six methods and softmax; writes a figure, tables, and which of the paper's claims hold. With
+    Trains the methods of Figure 1 and softmax; writes a figure, tables, and which of the paper's claims hold. With
     --trials each method is tuned first, over the paper's grid; with --seeds 3 every verdict has an error.
     eurlex57k, npm-owner-124k and the XML-CNN features of amazon-670k and wikipedia-500k are read from the
     folder that the environment variable EXTREMAX_DATA names; polish-nouns comes from the package
