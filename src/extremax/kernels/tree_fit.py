@@ -55,7 +55,7 @@ class Grouped(NamedTuple):
     points: np.ndarray  # (N, k) float32
     weight: np.ndarray  # (N,) float32
     offsets: np.ndarray  # (n_labels + 1,) int64
-    sums: np.ndarray  # (n_labels, k + 1) float64: weighted sum of the points of a label, and its summed weight
+    sums: np.ndarray  # (n_labels, k + 1) float64: weighted sum of a label's points, and its summed weight
     n_classes: int  # labels from here on are padding
 
 
@@ -591,7 +591,8 @@ def _ascend(node, settings, alternations, max_steps, max_drift, curvature):
             changed = _resplit(node, theta)
             if changed > 0:
                 for c in range(node.k + 1):
-                    gradient[c] = right[c] - (before[c] if converged else pull[c] + node.penalty[c] * theta[c])
+                    balance = before[c] if converged else pull[c] + node.penalty[c] * theta[c]
+                    gradient[c] = right[c] - balance
             elif converged:
                 return n_splits, changed
         elif converged:

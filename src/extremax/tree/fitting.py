@@ -13,7 +13,15 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import ArrayLike
 
-from extremax.kernels.tree_fit import Grouped, Nodes, Settings, Subtree, fit_subtree, make_scratch, sum_by_label
+from extremax.kernels.tree_fit import (
+    Grouped,
+    Nodes,
+    Settings,
+    Subtree,
+    fit_subtree,
+    make_scratch,
+    sum_by_label,
+)
 from extremax.runtime.threads import run
 from extremax.tree.layout import depth_of, plain
 from extremax.tuned import TreeFitConfig

@@ -20,6 +20,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from extremax.experiments.catalog import LEMMA_SUBSETS
 from extremax.experiments.curve import best_point, read_curve
 from extremax.experiments.figures import describe_data, plot, read_run
 from extremax.experiments.methods import FIGURE_1, METHODS
@@ -28,6 +29,7 @@ from extremax.experiments.paper.plan import describe_needs
 from extremax.experiments.paper.report import ReportData, SearchFigures, write_report
 from extremax.experiments.recipe import (
     DataConfig,
+    EvaluationConfig,
     FeaturesConfig,
     Recipe,
     find_recipe,
@@ -87,6 +89,7 @@ def reproduce(  # noqa: PLR0913 (the parameters are the API)
     n_trials: int = 0,
     n_seeds: int = 1,
     max_seconds: float | None = None,
+    learned: bool = False,
     clock: str = "cpu_seconds",
     n_jobs: int | None = None,
     command: str = "",
@@ -111,6 +114,8 @@ def reproduce(  # noqa: PLR0913 (the parameters are the API)
         Runs of each method with its best parameters, with seeds 0, 1, ...
     max_seconds : float, optional
         Training time per run, instead of the recipe's epochs.
+    learned : bool
+        Whether features are the hidden layer of a network trained for the same labels, as the paper's are.
     clock : {"cpu_seconds", "seconds"}
         Time of verdicts and figure: processor time of all threads, or elapsed time. The report has both.
     n_jobs : int, optional
@@ -126,6 +131,9 @@ def reproduce(  # noqa: PLR0913 (the parameters are the API)
             f"{unknown[0]!r} is not a method of the comparison; there are {', '.join(ALL_METHODS)}."
         )
     recipes = {name: recipe_for(data, name) for name in methods or ALL_METHODS}
+    if learned:
+        for name, recipe in recipes.items():
+            recipes[name] = replace(recipe, features=replace(recipe.features, learned=True))
     compared = {name: recipe for name, recipe in recipes.items() if methods or name != "softmax"}
     for line in describe_needs(data, compared):
         log(line)
@@ -237,9 +245,18 @@ def _readings(trials: Sequence[Trial]) -> dict[str, float]:
 def recipe_for(data: str, method: str) -> Recipe:
     """Return the recipe of a method for a data set; where there is none, one with the method's parameters."""
     source = "nce" if method == "nce_from_zero" else method  # they differ by their start alone
-    if f"{data}/{source}" in shipped_recipes():
-        recipe = load_recipe(find_recipe(f"{data}/{source}"))
-        return replace(recipe, method=method).with_model(solver=METHODS[method].model["solver"])
+    folder = "polish-nouns" if data in LEMMA_SUBSETS else data
+    if f"{folder}/{source}" in shipped_recipes():
+        recipe = load_recipe(find_recipe(f"{folder}/{source}"))
+        recipe = replace(recipe, method=method).with_model(solver=METHODS[method].model["solver"])
+        if data not in LEMMA_SUBSETS:
+            return recipe
+        n_epochs = 30 if METHODS[method].model["noise"] == "tree" else 150
+        evaluation = EvaluationConfig(
+            first_samples=10_000, points_per_decade=4, valid_rows=1000, test_rows=2000
+        )
+        recipe = replace(recipe, data=DataConfig(name=data), evaluation=evaluation)
+        return recipe.with_model(n_epochs=n_epochs)
     features = FeaturesConfig(kind="tfidf") if data.startswith("eurlex57k") else FeaturesConfig()
     return Recipe(
         name=method,
