@@ -226,7 +226,7 @@ PARAMETERS: dict[str, Parameter] = _table(
     Parameter(
         "tree_fit", "default", (Choice(("default", "paper")),), '{"default", "paper"}',
         "How the label tree is fitted. \"paper\" is the algorithm of the paper's section 3 to the letter, for"
-        " comparisons with it: slower.",
+        " comparisons with it.",
         (_SAMPLING,),
     ),
     Parameter(
