@@ -65,7 +65,7 @@ def test_a_larger_tree_matches_reference():
     found = fit_literal(Z, y)
     nodes, leaves = literal_reference.fit_tree(Z, y, 90)
     np.testing.assert_array_equal(found.tree.leaf_class, [label if label < 90 else -1 for label in leaves])
-    assert found.n_splits.max() > 3
+    assert found.n_splits.max() > 2
     for i, node in enumerate(nodes):
         if node is not None:
             np.testing.assert_allclose(found.weights[i], node.w, rtol=1e-7, atol=1e-8)
