@@ -284,7 +284,7 @@ class TreeFitConfig:
     max_alternations: int = 100  # re-splits of a node; few are usual
     max_newton_steps: int = 50  # of a node; a handful is usual
     tolerance: float = 1e-4  # nats per point; a node is done when an iteration gains less
-    min_gain: float = 1e-14  # nats per unit of weight; below it Newton has converged, whatever the tolerance
+    min_gain: float = 1e-12  # nats per unit of weight; below it Newton has converged, whatever the tolerance
     max_drift: float = 1.0  # mean change of the logits from which a Hessian is computed anew
     power_steps: int = 30  # iterations for the first direction
     power_tolerance: float = 1e-6  # squared change of the direction at which they end

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -33,7 +34,7 @@ def learn_features(
         Class ids of the training rows, 0 to n_classes - 1.
     """
     try:
-        import torch
+        torch: Any = import_module("torch")  # its methods are not annotated
     except ImportError as error:
         raise ImportError("learned features need PyTorch: pip install 'extremax[torch]'.") from error
     started = time.process_time()

@@ -138,5 +138,5 @@ def test_default_fit_has_the_same_optimum_on_the_same_structure_identity(n_class
     found = fit_literal(Z, y)
     from_zero = LabelTree(0 * found.tree.weights, 0 * found.tree.biases, found.tree.leaf_class)
     again = from_zero.refit(Z, y, config=TreeFitConfig(tolerance=0.0))
-    # float64 optima of the same function, rounded to float32
-    np.testing.assert_allclose(again.weights, found.weights, rtol=1e-5, atol=1e-6)
+    # the default fit ends where a step gains 1e-12 nats per point
+    np.testing.assert_allclose(again.weights, found.weights, rtol=1e-5, atol=1e-5)
