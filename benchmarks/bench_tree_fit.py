@@ -3,10 +3,10 @@
     python benchmarks/bench_tree_fit.py                             # 10,000, 100,000 and 1,000,000 classes
     python benchmarks/bench_tree_fit.py --classes 10000 --threads 1 2
 
-Three fits on the same planted rows: the paper's to the letter (16 components, lambda_n = 0.1), the default fit
-with the same numbers, and what `NegativeSampling()` does: 32 components and a penalty per level, chosen on
-held-out rows.  An epoch is one of `NegativeSampling(n_negatives=1)` with that last tree.  Processor seconds of
-all threads, and seconds on the wall.
+Three fits on the same planted rows: the paper's to the letter (16 components, lambda_n = 0.1), the default
+fit with the same numbers, and what `NegativeSampling()` does: 32 components and a penalty per level, chosen
+on held-out rows.  An epoch is one of `NegativeSampling(n_negatives=1)` with that last tree.  Processor
+seconds of all threads, and seconds on the wall.
 """
 
 from __future__ import annotations

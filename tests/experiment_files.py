@@ -89,7 +89,7 @@ def write_run(
 
 
 def write_comparison(folder: Path, *, n_seeds: int = 1) -> Path:
-    """Write runs of the methods of Figure 1 and softmax: the proposed one is ten times as fast and ends higher."""
+    """Write runs of every method: the proposed one is ten times as fast and ends higher."""
     ends = {
         "adversarial": 0.5,
         "uniform": 0.3,
