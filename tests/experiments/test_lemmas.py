@@ -8,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from msgspec.structs import replace
 
 from extremax.data import DataFileError
 from extremax.experiments import catalog, lemmas
@@ -16,7 +15,7 @@ from extremax.experiments.catalog import load_named, source_files
 from extremax.experiments.methods import FIGURE_1
 from extremax.experiments.paper.reproduction import recipe_for
 from extremax.experiments.recipe import find_recipe, load_recipe
-from extremax.experiments.rows import Rows, load_rows
+from extremax.experiments.rows import load_rows
 from extremax.experiments.runner import run
 
 STEMS = [f"{a}{b}{c}" for a in "bdgk" for b in "aeiou" for c in ("rt", "ln")]
@@ -116,24 +115,3 @@ def test_subsets_are_nested_and_whole(table: Path, monkeypatch: pytest.MonkeyPat
         30,
     )
     assert recipe_for("lemmas-16000", "uniform").model["n_epochs"] == 150
-
-
-def test_learned_features_separate_the_classes(table: Path) -> None:
-    pytest.importorskip("torch")
-    recipe = load_recipe(find_recipe("polish-nouns/adversarial"))
-    plain = load_rows(recipe, n_jobs=1)
-    learned = load_rows(replace(recipe, features=replace(recipe.features, learned=True)), n_jobs=1)
-    assert learned.X["train"].shape == (len(plain.y["train"]), 512)
-    assert learned.X["train"].min() >= 0.0  # ReLU
-
-    def nearest_mean_accuracy(rows: Rows) -> float:
-        X, y = rows.X["train"], rows.y["train"]
-        means = np.array([X[y == label].mean(axis=0) for label in range(rows.n_classes)])
-        distance = ((rows.X["test"][:, None] - means) ** 2).sum(axis=2)
-        return float((distance.argmin(axis=1) == rows.y["test"]).mean())
-
-    assert nearest_mean_accuracy(learned) >= nearest_mean_accuracy(plain) - 0.1
-    same = load_rows(
-        replace(recipe, features=replace(recipe.features, learned=True)), n_jobs=1, cache=table / "other"
-    )
-    np.testing.assert_array_equal(same.X["test"], learned.X["test"])

@@ -103,8 +103,6 @@ class FeaturesConfig(_Section, frozen=True):
         components; "auto" is "text" for texts, otherwise "given".
     n_components
         Number of "text", "tfidf" and "tfidf_pca" features.
-    learned
-        Whether to replace them by the hidden layer of a network that is trained for the same labels.
     word_ngrams
         Longest run of words of "text" features; 0 for character n-grams alone.
     """
@@ -112,7 +110,6 @@ class FeaturesConfig(_Section, frozen=True):
     kind: Literal["auto", "given", "text", "tfidf", "tfidf_pca"] = "auto"
     n_components: Count = 512
     word_ngrams: Annotated[int, msgspec.Meta(ge=0, le=8)] = 2
-    learned: bool = False
 
 
 class EvaluationConfig(_Section, frozen=True):

@@ -24,7 +24,6 @@ from extremax.data.dataset import Dataset
 from extremax.data.readers import load_dataset
 from extremax.examples import Examples, split_rows
 from extremax.experiments import catalog
-from extremax.experiments.hidden_layer import learn_features
 from extremax.experiments.recipe import DataConfig, FeaturesConfig, Recipe
 from extremax.features.ngrams import NgramFeatures
 from extremax.features.pca import PCA
@@ -113,17 +112,12 @@ def load_rows(
                 f"No {split} row of {title} has a class that occurs in training; split the rows another way."
             )
     X = _features(parts, recipe.features, n_jobs, log)
-    if recipe.features.learned:
-        if sp.issparse(X["train"]):
-            raise ValueError("features.learned is true, but the rows are sparse; set kind to 'tfidf'.")
-        X = learn_features(X, y["train"], len(classes), log=log)
     known = {split: np.flatnonzero(y[split] >= 0) for split in SPLITS}
     left_out = {split: len(y[split]) - len(known[split]) for split in SPLITS}
     if any(left_out.values()):
         X, y = ({split: part[split][known[split]] for split in SPLITS} for part in (X, y))
-    rows, features = Rows(title, X, y, classes, left_out), recipe.features
-    computed = parts["train"].X is None or features.kind.startswith("tfidf") or features.learned
-    if recipe.data.path is None or computed:
+    rows = Rows(title, X, y, classes, left_out)
+    if recipe.data.path is None or parts["train"].X is None or recipe.features.kind.startswith("tfidf"):
         _write(kept, rows, log)
     return rows
 

@@ -23,8 +23,16 @@ from msgspec.structs import replace
 from extremax.experiments.catalog import LEMMA_SUBSETS
 from extremax.experiments.curve import best_point, read_curve
 from extremax.experiments.figures import describe_data, plot, read_run
-from extremax.experiments.methods import FIGURE_1, METHODS
-from extremax.experiments.paper.claims import FIGURES, Outcome, RunResult, Verdict, check_claims
+from extremax.experiments.methods import BASELINES, FIGURE_1, METHODS, PROPOSED
+from extremax.experiments.paper.claims import (
+    FIGURES,
+    Outcome,
+    RunResult,
+    Speed,
+    Verdict,
+    check_claims,
+    compare_speed,
+)
 from extremax.experiments.paper.plan import describe_needs
 from extremax.experiments.paper.report import ReportData, SearchFigures, write_report
 from extremax.experiments.recipe import (
@@ -89,7 +97,6 @@ def reproduce(  # noqa: PLR0913 (the parameters are the API)
     n_trials: int = 0,
     n_seeds: int = 1,
     max_seconds: float | None = None,
-    learned: bool = False,
     clock: str = "cpu_seconds",
     n_jobs: int | None = None,
     command: str = "",
@@ -114,8 +121,6 @@ def reproduce(  # noqa: PLR0913 (the parameters are the API)
         Runs of each method with its best parameters, with seeds 0, 1, ...
     max_seconds : float, optional
         Training time per run, instead of the recipe's epochs.
-    learned : bool
-        Whether features are the hidden layer of a network trained for the same labels, as the paper's are.
     clock : {"cpu_seconds", "seconds"}
         Time of verdicts and figure: processor time of all threads, or elapsed time. The report has both.
     n_jobs : int, optional
@@ -131,9 +136,6 @@ def reproduce(  # noqa: PLR0913 (the parameters are the API)
             f"{unknown[0]!r} is not a method of the comparison; there are {', '.join(ALL_METHODS)}."
         )
     recipes = {name: recipe_for(data, name) for name in methods or ALL_METHODS}
-    if learned:
-        for name, recipe in recipes.items():
-            recipes[name] = replace(recipe, features=replace(recipe.features, learned=True))
     compared = {name: recipe for name, recipe in recipes.items() if methods or name != "softmax"}
     for line in describe_needs(data, compared):
         log(line)
@@ -333,3 +335,57 @@ def _searched_values(method: str, model: Mapping[str, Any]) -> dict[str, Any]:
 
 def _read_json(path: Path) -> Any:
     return json.loads(path.read_text(encoding="utf-8"))
+
+
+# -- by the number of classes
+
+# Times in which a factor is told: rows seen, and processor seconds with the tree and without it.
+_UNITS: dict[str, dict[str, Any]] = {
+    "in samples": {"clock": "samples"},
+    "in processor seconds": {"clock": "cpu_seconds"},
+    "without the tree": {"clock": "cpu_seconds", "with_start": False},
+}
+
+
+def reproduce_lemmas(
+    out: str | os.PathLike[str], *, sizes: Sequence[int] = tuple(LEMMA_SUBSETS.values()), **options: Any
+) -> dict[int, Reproduction]:
+    """Run the comparison for several numbers of Polish lemmas; `options` are those of `reproduce`.
+
+    The folder `out` holds one folder per number, ``by-classes.md`` and ``by-classes.png``.
+    """
+    folder = Path(out)
+    found = {size: reproduce(f"lemmas-{size}", folder / str(size), **options) for size in sizes}
+    names = [name for name in BASELINES if all(name in result.outcomes for result in found.values())]
+    speeds = {(size, name): _speeds(result, name) for size, result in found.items() for name in names}
+    header = ["lemmas", "baseline", "its accuracy", *_UNITS]
+    lines = ["| " + " | ".join(header) + " |", "|---" * len(header) + "|"]
+    for (size, name), factors in speeds.items():
+        cells = [f"{size:,}", METHODS[name].label, f"{found[size].outcomes[name].accuracy:.1%}"]
+        lines.append("| " + " | ".join([*cells, *map(str, factors.values())]) + " |")
+    write_text(folder / "by-classes.md", "\n".join(lines) + "\n")
+    _draw_speeds(speeds, folder / "by-classes.png")
+    return found
+
+
+def _speeds(result: Reproduction, baseline: str) -> dict[str, Speed]:
+    """Return the factors of a comparison against a baseline, by unit."""
+    ours, theirs = result.outcomes[PROPOSED], result.outcomes[baseline]
+    return {unit: compare_speed(ours, theirs, **how) for unit, how in _UNITS.items()}
+
+
+def _draw_speeds(speeds: Mapping[tuple[int, str], Mapping[str, Speed]], path: Path) -> None:
+    """Draw the factors against the number of classes, with one panel per unit."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(12, 4), layout="constrained")
+    for axes, unit in zip(figure.subplots(1, len(_UNITS), sharey=True), _UNITS, strict=True):
+        for name in dict.fromkeys(name for _, name in speeds):
+            points = [(size, found[unit].mean) for (size, other), found in speeds.items() if other == name]
+            method = METHODS[name]
+            axes.plot(
+                *zip(*points, strict=True), color=method.color, marker=method.marker, label=method.label
+            )
+        axes.set(xscale="log", yscale="log", xlabel="classes", title=f"times faster {unit}")
+    axes.legend(fontsize=7)
+    figure.savefig(path, dpi=120)
