@@ -137,7 +137,8 @@ def reproduce(  # noqa: PLR0913 (the parameters are the options)
     spacy-lookups-data. For amazon-670k and wikipedia-500k it first states which files and how much memory
     it needs. eurlex57k-smallest with --method softmax and --method uniform is the
     experiment of the paper's appendix A.2. lemmas is 5,000, 16,000 and 50,000 lemmas of polish-nouns: it
-    tells how the factors depend on the number of classes. The same command resumes a comparison that was interrupted.
+    tells how the factors depend on the number of classes. The same command resumes a comparison that was
+    interrupted.
     """
     from extremax.experiments.paper import reproduce as reproduce_paper
     from extremax.experiments.paper.reproduction import ALL_METHODS, reproduce_lemmas
