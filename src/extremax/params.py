@@ -32,6 +32,7 @@ SOLVER_CLASSES = {
     "sparse_softmax": "SparseSoftmax",
     "negative_sampling": "NegativeSampling",
     "nce": "NCE",
+    "nce_from_zero": "NCEFromZero",
     "sampled_softmax": "SampledSoftmax",
     "one_vs_each": "OneVsEach",
     "augment_reduce": "AugmentReduce",
@@ -225,7 +226,7 @@ PARAMETERS: dict[str, Parameter] = _table(
     Parameter(
         "tree_fit", "default", (Choice(("default", "paper")),), '{"default", "paper"}',
         "How the label tree is fitted. \"paper\" is the algorithm of the paper's section 3 to the letter, for"
-        " comparisons with it: slower.",
+        " comparisons with it.",
         (_SAMPLING,),
     ),
     Parameter(

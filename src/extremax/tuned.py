@@ -286,16 +286,15 @@ class TreeFitConfig:
     max_points: int | None = 100_000  # points for the Newton steps of a node; a sample of more is as good
     n_starts: int = 4  # leading eigenvectors that large nodes try as first direction
     several_starts_points: int = 512  # points up to which a node tries the first direction alone
+    start_points: int = 4096  # points of a larger node, at random, that compare the directions
     start_iterations: int = 8  # of each start, before the best one goes on alone
     max_alternations: int = 100  # re-splits of a node; few are usual
-    max_newton_steps: int = 50  # for a given split; a handful is usual
-    tolerance: float = 1e-5  # nats per point; a node is done when an iteration gains less
-    sampling_slack: float = 0.01  # nats per unit of weight by which a sample may misjudge a split
-    min_step: float = 1e-3  # part of a Newton step; one that does not help at this length is lost in rounding
-    rounding: float = 1e-6  # relative changes of a sum of float32 terms below this are noise
-    min_gain: float = 1e-9  # nats per unit of weight; below it Newton has converged, whatever the tolerance
+    max_newton_steps: int = 50  # of a node; a handful is usual
+    tolerance: float = 1e-4  # nats per point; a node is done when an iteration gains less
+    min_gain: float = 1e-12  # nats per unit of weight; below it Newton has converged, whatever the tolerance
+    max_drift: float = 1.0  # mean change of the logits from which a Hessian is computed anew
     power_steps: int = 30  # iterations for the first direction
-    covariance_blocks: int = 128  # blocks of 128 classes that the first direction is computed from
+    power_tolerance: float = 1e-6  # squared change of the direction at which they end
     subtree_points: int = 4096  # points; smaller nodes are fitted as whole subtrees (no result depends on it)
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from extremax.data import DataFileError
 from extremax.experiments import xml_cnn
-from extremax.experiments.catalog import load_named, names, source_files
+from extremax.experiments.catalog import LEMMA_SUBSETS, load_named, names, source_files
 
 CLASSES = 5
 
@@ -144,7 +144,7 @@ def test_unknown_name_rejects() -> None:
 def test_missing_folder_rejects(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("EXTREMAX_DATA", raising=False)
     for name in names():
-        if name not in ("icd10cm", "polish-nouns"):  # of packages
+        if name not in ("icd10cm", "polish-nouns", *LEMMA_SUBSETS):  # of packages
             with pytest.raises(
                 FileNotFoundError, match="environment variable EXTREMAX_DATA names, which is not set"
             ):

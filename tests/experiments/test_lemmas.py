@@ -6,10 +6,11 @@ import gzip
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from extremax.data import DataFileError
-from extremax.experiments import lemmas
+from extremax.experiments import catalog, lemmas
 from extremax.experiments.catalog import load_named, source_files
 from extremax.experiments.methods import FIGURE_1
 from extremax.experiments.paper.reproduction import recipe_for
@@ -97,3 +98,20 @@ def test_damaged_file_rejects(table: Path, damage) -> None:
     path.write_bytes(damage(path.read_bytes()))
     with pytest.raises(DataFileError, match="is not JSON compressed by gzip"):
         lemmas.load_lemmas("polish-nouns")
+
+
+def test_subsets_are_nested_and_whole(table: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(catalog.LEMMA_SUBSETS, "lemmas-5000", 8)
+    monkeypatch.setitem(catalog.LEMMA_SUBSETS, "lemmas-16000", 20)
+    few, more = load_named("lemmas-5000"), load_named("lemmas-16000")
+    assert (len(set(few.train.y)), len(set(more.train.y))) == (8, 20)
+    assert set(few.train.y) < set(more.train.y)
+    whole = load_named("polish-nouns")
+    assert few.test.n_samples == np.isin(whole.test.y, np.unique(few.train.y)).sum()
+    recipe = recipe_for("lemmas-16000", "nce_from_zero")
+    assert (recipe.data.name, recipe.model["solver"], recipe.model["n_epochs"]) == (
+        "lemmas-16000",
+        "nce_from_zero",
+        30,
+    )
+    assert recipe_for("lemmas-16000", "uniform").model["n_epochs"] == 150

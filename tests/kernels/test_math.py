@@ -12,7 +12,17 @@ import numpy as np
 import pytest
 
 from extremax.kernels.compile import JIT_DISABLED, njit
-from extremax.kernels.math import bits_float, exp32, float_bits, log1p32, rsqrt32, sigmoid32, softplus32
+from extremax.kernels.math import (
+    bits_float,
+    exp32,
+    exp64,
+    float64_bits,
+    float_bits,
+    log1p32,
+    rsqrt32,
+    sigmoid32,
+    softplus32,
+)
 
 N = 300 if JIT_DISABLED else 1_000_003  # odd, so that a vectorised loop has a remainder
 pytestmark = pytest.mark.small
@@ -22,6 +32,18 @@ pytestmark = pytest.mark.small
 def exp_loop(x, out):
     for i in range(x.size):
         out[i] = exp32(x[i])
+
+
+@njit
+def exp64_loop(x, out):
+    for i in range(x.size):
+        out[i] = exp64(x[i])
+
+
+@njit
+def bits64_loop(x, out):
+    for i in range(x.size):
+        out[i] = float64_bits(x[i])
 
 
 @njit
@@ -141,3 +163,22 @@ def test_float_bits_identity() -> None:
     got = apply(bits_loop, x)
     np.testing.assert_array_equal(got.view(np.int32)[:-1], x.view(np.int32)[:-1])
     assert np.isnan(got[-1])
+
+
+@pytest.mark.reference
+def test_exp64_matches_numpy() -> None:
+    x = np.linspace(-700.0, 0.0, N)
+    out = np.empty_like(x)
+    exp64_loop(x, out)
+    assert relative_error(out, np.exp(x)) < 1e-15
+    assert out[-1] == 1.0
+    exp64_loop(np.array([-1e300, -np.inf]), out[:2])
+    np.testing.assert_allclose(out[:2], np.exp(-700.0), rtol=1e-13)
+
+
+@pytest.mark.identity
+def test_bits_of_float64_are_those_of_numpy_identity() -> None:
+    x = np.array([0.0, -0.0, 1.5, -3e300, np.inf])
+    out = np.empty(len(x), np.int64)
+    bits64_loop(x, out)
+    np.testing.assert_array_equal(out, x.view(np.int64))

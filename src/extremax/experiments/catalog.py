@@ -9,6 +9,7 @@ eurlex57k-smallest  the same -> smallest label (appendix A.2)      the same
 npm-owner-124k      package names -> owner                         ``npm-owner/npm-owner-124k.tsv.xz``
 npm-owner-282k      the same, larger                               ``npm-owner/npm-owner-282k.tsv.xz``
 polish-nouns        Polish word forms -> lemma                     the package spacy-lookups-data
+lemmas-5000, ...    the forms of so many random lemmas of these    the same
 amazon-670k         XML-CNN features -> smallest label             ``Amazon-670K/`` (see `xml_cnn`)
 wikipedia-500k      XML-CNN features -> smallest label             ``Wikipedia-500K/``
 ==================  =============================================  =========================================
@@ -23,8 +24,10 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from extremax.data import labels
 from extremax.data.dataset import DataFileError, Dataset
@@ -86,8 +89,8 @@ def source_files(name: str) -> list[Path]:
     """Return the files of a data set; none for the tables of ICD-10-CM, which a package reads."""
     if name == "icd10cm":
         return []
-    if name == "polish-nouns":
-        return [lemma_file(name)]
+    if name == "polish-nouns" or name in LEMMA_SUBSETS:
+        return [lemma_file("polish-nouns")]
     if name in _EURLEX:
         return [_file("eurlex57k", f"{part}.txt.xz") for part in ("train", "dev", "test")]
     if name in _XML_CNN:
@@ -160,9 +163,20 @@ def _npm_owner(name: str, reduce: Reduction | None) -> SplitData:
 
 
 def _lemmas(name: str, reduce: Reduction | None) -> SplitData:
-    data = load_lemmas(name)
-    parts = (data.rows(part) for part in (data.train, data.valid, data.test))
+    data = load_lemmas("polish-nouns")
+    parts = [data.rows(part) for part in (data.train, data.valid, data.test)]
+    if name in LEMMA_SUBSETS:
+        lemmas = np.unique(parts[0][1])
+        n_kept = min(LEMMA_SUBSETS[name], len(lemmas))
+        kept = np.random.default_rng(0).permutation(lemmas)[:n_kept]  # a larger subset holds the smaller ones
+        parts = [_forms_of(kept, *part) for part in parts]
     return SplitData(name, *(Dataset(texts=forms, y=lemmas) for forms, lemmas in parts))
+
+
+def _forms_of(kept: NDArray[Any], forms: list[str], lemmas: NDArray[Any]) -> tuple[list[str], NDArray[Any]]:
+    """Return the forms of some lemmas, and their lemmas."""
+    chosen = np.flatnonzero(np.isin(lemmas, kept))
+    return [forms[i] for i in chosen], lemmas[chosen]
 
 
 def _xml_cnn_features(name: str, reduce: Reduction | None) -> SplitData:
@@ -184,6 +198,7 @@ def _xml_cnn_features(name: str, reduce: Reduction | None) -> SplitData:
     )
 
 
+LEMMA_SUBSETS = {f"lemmas-{n}": n for n in (5_000, 16_000, 50_000)}
 _EURLEX: dict[str, Reduction] = {"eurlex57k": "rarest", "eurlex57k-smallest": "smallest"}
 _XML_CNN = {"amazon-670k": "Amazon-670K", "wikipedia-500k": "Wikipedia-500K"}
 _LOADERS: dict[str, Callable[[str, Reduction | None], SplitData]] = {
@@ -193,6 +208,7 @@ _LOADERS: dict[str, Callable[[str, Reduction | None], SplitData]] = {
     "npm-owner-124k": _npm_owner,
     "npm-owner-282k": _npm_owner,
     "polish-nouns": _lemmas,
+    **dict.fromkeys(LEMMA_SUBSETS, _lemmas),
     "amazon-670k": _xml_cnn_features,
     "wikipedia-500k": _xml_cnn_features,
 }

@@ -1,4 +1,4 @@
-"""Scalar float32 mathematics that LLVM vectorises.
+"""Scalar mathematics that LLVM vectorises, in float32 where not said otherwise.
 
 ``exp``, ``log1p`` and the reciprocal square root are written out: a call into the C library cannot be
 vectorised, these become SIMD code for eight or sixteen numbers at a time.
@@ -52,6 +52,37 @@ def exp32(x: Any) -> Any:
     r = (x - nf * _LN2_HIGH) - nf * _LN2_LOW
     p = ((((_E0 * r + _E1) * r + _E2) * r + _E3) * r + _E4) * r + _E5
     return (p * r * r + r + _ONE) * bits_float(np.int32((n + 127) << 23))
+
+
+_LOG2E_64, _LN2_HIGH_64, _LN2_LOW_64 = 1.4426950408889634, 0.693147180369123816490, 1.90821492927058770002e-10
+
+
+@inline
+def float64_bits(x: Any) -> Any:
+    """Return the 64 bits of a float64 as an int64."""
+    return np.float64(x).view(np.int64)
+
+
+@inline
+def exp64(x: Any) -> Any:
+    """Return ``exp(x)`` in float64 for x <= 0, relative error below 1e-15; exp(-700) for all below -700."""
+    x = max(x, -700.0)
+    n = np.int32(x * _LOG2E_64 - 0.5)
+    r = (x - n * _LN2_HIGH_64) - n * _LN2_LOW_64
+    p = 1.0 / 479001600.0  # the series up to r^12, |r| <= log(2) / 2
+    p = p * r + 1.0 / 39916800.0
+    p = p * r + 1.0 / 3628800.0
+    p = p * r + 1.0 / 362880.0
+    p = p * r + 1.0 / 40320.0
+    p = p * r + 1.0 / 5040.0
+    p = p * r + 1.0 / 720.0
+    p = p * r + 1.0 / 120.0
+    p = p * r + 1.0 / 24.0
+    p = p * r + 1.0 / 6.0
+    p = p * r + 0.5
+    p = p * r + 1.0
+    p = p * r + 1.0
+    return p * np.int64((np.int64(n) + 1023) << 52).view(np.float64)
 
 
 @inline

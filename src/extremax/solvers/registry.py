@@ -386,7 +386,10 @@ PAPER: dict[str, Any] = {
 @register_solver
 @dataclass(repr=False, kw_only=True)
 class NCE(NegativeSampling):
-    """Noise contrastive estimation: scores are log-probabilities. Parameters: see `NegativeSampling`."""
+    """Noise contrastive estimation: scores are log-probabilities. Parameters: see `NegativeSampling`.
+
+    Biases start at the mean of log p_n; in `NCEFromZero` they start at zero, as in the paper.
+    """
 
     name = "nce"
     adds_log_noise = False
@@ -396,6 +399,18 @@ class NCE(NegativeSampling):
         from extremax.kernels.row_losses import NoiseContrastive
 
         return NoiseContrastive(np.float32(self.score_penalty))
+
+
+@register_solver
+@dataclass(repr=False, kw_only=True)
+class NCEFromZero(NCE):
+    """NCE whose biases start at zero, a baseline of the paper. Parameters: see `NegativeSampling`.
+
+    Every logit then starts near log C, and training stalls for many epochs.
+    """
+
+    name = "nce_from_zero"
+    starts_at_noise = False
 
 
 @register_solver

@@ -1,4 +1,4 @@
-"""The greedy fit as tasks for threads: nodes level by level while they are large, then whole subtrees.
+"""The greedy fit as tasks for threads: nodes one by one while they are large, then whole subtrees.
 
 How the work is cut depends on the data alone, and no task reads what another writes at the same time: the
 thread count does not change a bit of the result.
@@ -6,15 +6,26 @@ thread count does not change a bit of the result.
 
 from __future__ import annotations
 
+import heapq
+import threading
+from collections.abc import Callable
+
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy import sparse
 
-from extremax.kernels.tree_fit import Grouped, Nodes, Settings, Subtree, fit_subtree, make_scratch
+from extremax.kernels.tree_fit import (
+    Grouped,
+    Nodes,
+    Settings,
+    Subtree,
+    fit_subtree,
+    make_scratch,
+    sum_by_label,
+)
 from extremax.runtime.threads import run
-from extremax.tree.layout import aligned, depth_of, plain, width_of
+from extremax.tree.layout import depth_of, plain
 from extremax.tuned import TreeFitConfig
-from extremax.types import Float32, Float64, Int32, Int64
+from extremax.types import Float32, Float64, Int32
 from extremax.validation.random_state import check_random_state
 
 
@@ -36,37 +47,39 @@ def check_config(config: TreeFitConfig) -> None:
         )
 
 
-def kernel_settings(config: TreeFitConfig, shape: tuple[int, int], random_state: int) -> Settings:
+def kernel_settings(
+    config: TreeFitConfig, shape: tuple[int, int], random_state: int, *, patient: bool = False
+) -> Settings:
     """Return a checked config in the form that the kernel takes, for points of the given shape."""
     check_config(config)
     n_samples, n_components = shape
     return Settings(
+        patient=patient,
         max_points=n_samples if config.max_points is None else min(n_samples, config.max_points),
         n_starts=min(config.n_starts, n_components) if config.max_alternations else 1,
         several_starts_points=config.several_starts_points,
+        start_points=config.start_points,
         start_iterations=config.start_iterations,
         max_alternations=config.max_alternations,
         max_newton_steps=config.max_newton_steps,
-        tolerance=float(config.tolerance),
-        sampling_slack=float(config.sampling_slack),
-        min_step=float(config.min_step),
-        rounding=float(config.rounding),
-        min_gain=float(config.min_gain),
+        tolerance=max(float(config.tolerance), float(config.min_gain)),
+        max_drift=float(config.max_drift),
         power_steps=config.power_steps,
-        covariance_blocks=config.covariance_blocks,
+        power_tolerance=float(config.power_tolerance),
         seed=np.uint64(check_random_state(random_state)),
     )
 
 
 def penalties(
-    regularization: ArrayLike, bias_regularization: ArrayLike | None, depth: int
-) -> tuple[Float64, Float64]:
-    """Return the penalties on weights and on biases, one per level."""
+    regularization: ArrayLike, bias_regularization: ArrayLike | None, depth: int, n_components: int
+) -> Float64:
+    """Return twice the penalties on the weights of a node and on its bias, one row per level."""
     if bias_regularization is None:
         bias_regularization = regularization
-    return _per_level(regularization, depth, "regularization"), _per_level(
-        bias_regularization, depth, "bias_regularization"
-    )
+    penalty = np.empty((depth, n_components + 1))
+    penalty[:, :-1] = 2.0 * _per_level(regularization, depth, "regularization")[:, None]
+    penalty[:, -1] = 2.0 * _per_level(bias_regularization, depth, "bias_regularization")
+    return penalty
 
 
 def _per_level(value: ArrayLike, depth: int, name: str) -> Float64:
@@ -83,52 +96,103 @@ def _per_level(value: ArrayLike, depth: int, name: str) -> Float64:
     return np.array(np.broadcast_to(penalty, (depth,)))
 
 
-def group_by_class(features: Float32, labels: Int32, weight: Float32, n_classes: int) -> Grouped:
-    """Sort the rows by class, and sum those of each class."""
-    # Conversion to CSR is a stable counting sort, and a product with it sums the rows of a class.
-    by_class = sparse.csr_matrix((weight, (labels, np.arange(len(labels)))), shape=(n_classes, len(labels)))
-    sums = np.empty((n_classes, features.shape[1] + 1), np.float32)
-    sums[:, :-1] = by_class @ features
-    sums[:, -1] = by_class @ np.ones(len(labels), np.float32)
-    return Grouped(
-        features[by_class.indices], plain(by_class.data, np.float32), by_class.indptr.astype(np.int64), sums
-    )
+def group_by_class(
+    features: Float32, labels: Int32, weight: Float32, n_classes: int, n_labels: int | None = None
+) -> Grouped:
+    """Sort the rows by class, and sum those of each class; labels from `n_classes` on are padding."""
+    n_labels = n_classes if n_labels is None else n_labels
+    order = np.argsort(labels, kind="stable")
+    points, sorted_weight = features[order], plain(weight[order], np.float32)
+    offsets = np.concatenate([[0], np.cumsum(np.bincount(labels, minlength=n_labels))]).astype(np.int64)
+    sums = np.zeros((n_labels, features.shape[1] + 1))
+    sum_by_label(points, sorted_weight, offsets, sums)
+    return Grouped(points, sorted_weight, offsets, sums, n_classes)
 
 
-def new_nodes(order: Int32, n_components: int, penalty: tuple[Float64, Float64]) -> Nodes:
-    """Return nodes to be fitted, for classes in the given order of leaves."""
-    n_inner = (1 << depth_of(len(order))) - 1
+def new_nodes(order: Int32, penalty: Float64) -> Nodes:
+    """Return nodes to be fitted, for labels in the given order of leaves."""
+    n_inner, k = (1 << depth_of(len(order))) - 1, penalty.shape[1] - 1
     return Nodes(
-        aligned((n_inner, width_of(n_components))), np.zeros(n_inner, np.float32), order.copy(), *penalty
+        weights=np.zeros((n_inner, k)),
+        biases=np.zeros(n_inner),
+        log_likelihood=np.zeros(n_inner),
+        n_splits=np.zeros(n_inner, np.int32),
+        settled=np.ones(n_inner, np.bool_),
+        order=order.copy(),
+        penalty=penalty,
     )
 
 
 def fit_nodes(
-    data: Grouped, nodes: Nodes, settings: Settings, *, alternate: bool, subtree_points: int, n_threads: int
+    data: Grouped,
+    nodes: Nodes,
+    settings: Settings,
+    *,
+    alternate: bool,
+    subtree_points: int,
+    n_threads: int,
+    levels: tuple[int, int] | None = None,
 ) -> None:
-    """Fill `nodes`.
+    """Fill `nodes`, or those of the levels from one to before another that have points.
 
     With `alternate` the structure is found as well; otherwise it is kept, and parameters start from their
-    present values.  Nodes are a task each until they hold about `subtree_points` points; then a whole subtree
-    is one.
+    present values.  A node is a task until it holds at most `subtree_points` points; then a whole subtree is.
     """
-    n_components, depth = data.points.shape[1], len(nodes.penalty)
-    top = min(depth, (len(data.points) // subtree_points).bit_length())
-    bounds = np.array([0, len(nodes.order)])
-    for level in range(top + 1):
-        n_levels = 1 if level < top else depth - top
+    start, stop = (0, len(nodes.penalty)) if levels is None else levels
 
-        def task(place: int, level: int = level, n_levels: int = n_levels, bounds: Int64 = bounds) -> None:
-            first, last = int(bounds[place]), int(bounds[place + 1])
-            classes = nodes.order[first:last]
-            n_points = int((data.offsets[classes + 1] - data.offsets[classes]).sum())
+    def fit(subtree: Subtree) -> list[tuple[int, Subtree]]:
+        """Fit a node or a subtree; return the children that are left to fit, with the points of the node."""
+        root, level, _, first, last = subtree
+        labels = nodes.order[first:last]
+        n_points = int((data.offsets[labels + 1] - data.offsets[labels]).sum())
+        n_levels = 1
+        if levels is not None and n_points == 0:
+            return []
+        if level >= start:
+            n_levels = 1 if n_points > subtree_points else stop - level
             n_used = min(n_points, settings.max_points)
-            scratch = make_scratch(n_used, last - first, n_components, n_levels)
-            subtree = Subtree((1 << level) - 1 + place, level, n_levels, first, last)
-            fit_subtree(data, nodes, settings, scratch, subtree, alternate)
+            shape = (n_used, last - first, data.points.shape[1], n_levels)
+            scratch = make_scratch(*shape, sampled=min(n_used, settings.start_points) < n_points)
+            fit_subtree(data, nodes, settings, scratch, subtree._replace(n_levels=n_levels), alternate)
+        if level + n_levels == stop:
+            return []
+        middle = last - (last - first) // 2
+        ends = ((first, middle), (middle, last))
+        return [(n_points, Subtree(2 * root + 1 + i, level + 1, 0, *ends[i])) for i in (0, 1)]
 
-        if n_levels > 0:
-            run(task, 1 << level, n_threads)
-        sizes = np.diff(bounds)
-        starts = np.stack([bounds[:-1], bounds[:-1] + sizes - sizes // 2], axis=1).reshape(-1)
-        bounds = np.append(starts, bounds[-1])
+    if stop > 0:
+        _run_growing(fit, Subtree(0, 0, 0, 0, len(nodes.order)), n_threads)
+
+
+def _run_growing(
+    task: Callable[[Subtree], list[tuple[int, Subtree]]], first: Subtree, n_threads: int
+) -> None:
+    """Run a task and those that its result lists, and so on, the largest first."""
+    waiting: list[tuple[int, Subtree]] = [(0, first)]
+    ready = threading.Condition()
+    running, failed = 0, False
+
+    def work(_: int) -> None:
+        nonlocal running, failed
+        while True:
+            with ready:
+                while running and not waiting:
+                    ready.wait()
+                if failed or not waiting:
+                    return
+                _, item = heapq.heappop(waiting)
+                running += 1
+            found: list[tuple[int, Subtree]] = []
+            try:
+                found = task(item)
+            except BaseException:
+                failed = True
+                raise
+            finally:
+                with ready:
+                    running -= 1
+                    for size, child in found:
+                        heapq.heappush(waiting, (-size, child))
+                    ready.notify_all()
+
+    run(work, n_threads, n_threads)

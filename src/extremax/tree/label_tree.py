@@ -208,10 +208,9 @@ class LabelTree:
                 f"n_classes is {n_classes}, but y holds the class {largest}; it must be at least"
                 f" {max(1, largest + 1)}."
             )
-        k = features.shape[1]
-        penalty = penalties(regularization, bias_regularization, depth_of(n_classes))
+        penalty = penalties(regularization, bias_regularization, depth_of(n_classes), features.shape[1])
         settings = kernel_settings(config, features.shape, random_state)
-        nodes = new_nodes(np.arange(n_classes, dtype=np.int32), k, penalty)
+        nodes = new_nodes(np.arange(n_classes, dtype=np.int32), penalty)
         fit_nodes(
             group_by_class(features, labels, weight, n_classes),
             nodes,
@@ -220,7 +219,7 @@ class LabelTree:
             subtree_points=config.subtree_points,
             n_threads=resolve_threads(n_jobs),
         )
-        return cls(nodes.table[:, :k], nodes.biases, leaves_of(nodes.order))
+        return cls(nodes.weights, nodes.biases, leaves_of(nodes.order))
 
     def refit(  # noqa: PLR0913 (the parameters are the API)
         self,
@@ -231,13 +230,15 @@ class LabelTree:
         bias_regularization: ArrayLike | None = None,
         sample_weight: ArrayLike | None = None,
         config: TreeFitConfig = _FIT,
+        levels: tuple[int, int] | None = None,
         n_jobs: int | None = None,
         random_state: int = 0,
     ) -> LabelTree:
         """Return a tree of the same structure, with node parameters fitted to `Z` and `y`.
 
         `Z` may hold other features, even another number of them; with the same number, nodes start from their
-        present parameters.  The arguments are those of `fit`.
+        present parameters.  With `levels` only nodes of the levels from the first number to before the second
+        are fitted.  The other arguments are those of `fit`.
 
         Examples
         --------
@@ -256,9 +257,9 @@ class LabelTree:
         k = features.shape[1]
         settings = kernel_settings(config, features.shape, random_state)
         order = self.leaf_class[self.leaf_class >= 0]
-        nodes = new_nodes(order, k, penalties(regularization, bias_regularization, self.depth))
+        nodes = new_nodes(order, penalties(regularization, bias_regularization, self.depth, k))
         if k == self.n_components:
-            nodes.table[...] = self._table
+            nodes.weights[...] = self.weights
             nodes.biases[...] = self._biases
         fit_nodes(
             group_by_class(features, labels, weight, self.n_classes),
@@ -267,8 +268,9 @@ class LabelTree:
             alternate=False,
             subtree_points=config.subtree_points,
             n_threads=resolve_threads(n_jobs),
+            levels=levels,
         )
-        return LabelTree(nodes.table[:, :k], nodes.biases, self.leaf_class)
+        return LabelTree(nodes.weights, nodes.biases, self.leaf_class)
 
     def sample(
         self, Z: ArrayLike, n_draws: int = 1, seed: int = 0, *, n_jobs: int | None = None

@@ -1,7 +1,8 @@
-"""The auxiliary model as the paper's section 3 prints it: slow, exact, and without a number to tune.
+"""The auxiliary model as the paper's section 3 prints it: exact, and without a number to tune.
 
-`LabelTree.fit` maximises the same likelihood with several starts, samples of large nodes, a tolerance and
-evenly spread padding. This fit has none of these, so that results can be compared with the paper's.
+`LabelTree.fit` maximises the same likelihood with a re-split after every Newton step, several starts, samples
+of large nodes, a tolerance and evenly spread padding. This fit takes the paper's order of steps and has none
+of the rest, so that results can be compared with the paper's.
 """
 
 from __future__ import annotations
@@ -11,17 +12,26 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
-from extremax.kernels.tree_fit import PADDING_BIAS
-from extremax.kernels.tree_literal import LiteralData, LiteralNodes, fit_literal_nodes
-from extremax.runtime.threads import resolve_threads, run, split
+from extremax.runtime.threads import resolve_threads
 from extremax.tree import LabelTree
+from extremax.tree.fitting import fit_nodes, group_by_class, kernel_settings, new_nodes, penalties
+from extremax.tree.layout import depth_of
+from extremax.tuned import TreeFitConfig
 from extremax.types import Float64, Int32
 from extremax.validation.features import check_features
 from extremax.validation.sample_weight import check_sample_weight
 
-_MAX_NEWTON_STEPS = 1000  # for one split; ten are usual
-_MAX_SPLITS = 1000  # of a node; ten are usual. Equal labels could change places for ever
-_NODES_PER_TASK = 64
+_TO_THE_LETTER = TreeFitConfig(
+    max_points=None,
+    n_starts=1,
+    max_alternations=1000,  # ten are usual; equal labels could change places for ever
+    max_newton_steps=100_000,
+    tolerance=1e-18,
+    min_gain=0.0,
+    max_drift=0.03,
+    power_steps=100_000,
+    power_tolerance=1e-28,
+)
 
 
 class LiteralTree(NamedTuple):
@@ -94,42 +104,26 @@ def fit_literal(
     if not 0.0 < regularization < np.inf:
         raise ValueError(f"regularization is {regularization}; give a positive finite number.")
     weight = check_sample_weight(sample_weight, len(features))
-    data = _group(features, labels, weight, n_classes, float(regularization))
-    depth = (n_classes - 1).bit_length()
-    n_inner, k = (1 << depth) - 1, features.shape[1]
-    nodes = LiteralNodes(
-        np.zeros((n_inner, k)),
-        np.zeros(n_inner),
-        np.zeros(n_inner),
-        np.arange(1 << depth, dtype=np.int32),
-        np.zeros(n_inner, np.int32),
-        np.ones(n_inner, np.bool_),
+    depth = depth_of(n_classes)
+    data = group_by_class(
+        features,
+        labels.astype(np.int32),
+        np.ones(len(labels), np.float32) if weight is None else weight,
+        n_classes,
+        n_labels=1 << depth,
     )
-    for level in range(depth):
-        parts = split(1 << level, _NODES_PER_TASK)
-
-        def task(i: int, level: int = level, parts: list[tuple[int, int]] = parts) -> None:
-            fit_literal_nodes(data, nodes, level, *parts[i])
-
-        run(task, len(parts), resolve_threads(n_jobs))
+    nodes = new_nodes(
+        np.arange(1 << depth, dtype=np.int32), penalties(regularization, None, depth, features.shape[1])
+    )
+    settings = kernel_settings(_TO_THE_LETTER, features.shape, 0, patient=True)
+    fit_nodes(
+        data,
+        nodes,
+        settings,
+        alternate=True,
+        subtree_points=_TO_THE_LETTER.subtree_points,
+        n_threads=resolve_threads(n_jobs),
+    )
     leaf_class = np.where(nodes.order < n_classes, nodes.order, -1).astype(np.int32)
-    tree = LabelTree(nodes.weights.astype(np.float32), nodes.biases.astype(np.float32), leaf_class)
+    tree = LabelTree(nodes.weights, nodes.biases, leaf_class)
     return LiteralTree(tree, nodes.weights, nodes.biases, nodes.log_likelihood, nodes.n_splits, nodes.settled)
-
-
-def _group(features: Any, labels: Any, weight: Any, n_classes: int, penalty: float) -> LiteralData:
-    """Sort the rows by class, and sum those of each class in float64."""
-    order = np.argsort(labels, kind="stable")
-    points = features[order]
-    counts = np.bincount(labels, minlength=n_classes)
-    offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
-    sorted_weight = np.ones(len(order), np.float32) if weight is None else weight[order].astype(np.float32)
-    sums = np.zeros((n_classes, features.shape[1] + 1))
-    in_order = labels[order]
-    for c in range(features.shape[1]):
-        products = points[:, c].astype(np.float64) * sorted_weight
-        sums[:, c] = np.bincount(in_order, weights=products, minlength=n_classes)
-    sums[:, -1] = np.bincount(in_order, weights=sorted_weight, minlength=n_classes)
-    return LiteralData(
-        points, sorted_weight, offsets, sums, penalty, _MAX_NEWTON_STEPS, _MAX_SPLITS, float(PADDING_BIAS)
-    )

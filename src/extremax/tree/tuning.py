@@ -3,7 +3,7 @@
 One penalty for all nodes is wrong for most of them: a node near the root has every row and noise in every
 direction, a node near the leaves has few rows of a few classes.  Overfitting there affects every prediction
 to which bias removal adds log p_n.  Therefore the structure is fitted on nine tenths of the rows; node
-parameters are refitted with each penalty of a grid; each level takes the penalty under which its decisions
+parameters are refitted with penalties of a grid; each level takes the penalty under which its decisions
 for the last tenth are most probable; and the parameters are fitted once more, on all rows.  The largest
 penalty leaves only the biases, that is the class frequencies: the tree cannot be much worse than those.
 
@@ -97,27 +97,44 @@ def fit_tuned(  # noqa: PLR0913 (data, and how they are used)
         strengths = np.full(structure.depth, config.structure_regularization)
         return TunedTree(structure, strengths, None, structure, held_out)
 
-    def refit(rows: Bool | slice, regularization: float | Float64) -> LabelTree:
-        return structure.refit(
+    def refit(
+        tree: LabelTree, rows: Bool | slice, regularization: float | Float64, levels: tuple[int, int] | None
+    ) -> LabelTree:
+        return tree.refit(
             Z[rows],
             y[rows],
             config=fit_config,
             regularization=regularization,
             bias_regularization=config.bias_regularization,
             sample_weight=weight[rows],
+            levels=levels,
             n_jobs=n_jobs,
             random_state=seed,
         )
 
-    log_prob = np.empty((len(config.grid), structure.depth))
+    log_prob = np.full((len(config.grid), structure.depth), -np.inf)
     for chosen, levels in _deciding_rows(structure, y, sample_rows, config.top_levels, rng):
-        for i, regularization in enumerate(config.grid):
-            tree = refit(chosen & train, regularization)
-            rows = chosen & held_out
-            log_prob[i, levels] = tree.level_log_prob(Z[rows], y[rows], n_jobs=n_jobs)[levels]
+        fitted, judged = chosen & train, chosen & held_out
+        Z_judged, y_judged, cut = Z[judged], y[judged], slice(*levels)
+
+        def judge(tree: LabelTree, i: int) -> LabelTree:
+            tree = refit(tree, fitted, config.grid[i], levels)
+            log_prob[i, cut] = tree.level_log_prob(Z_judged, y_judged, n_jobs=n_jobs)[cut]
+            return tree
+
+        # Upwards while some level is best there, then downwards: no penalty beyond both ends can be the best.
+        low = high = min(1, len(config.grid) - 1)
+        tree = first = judge(structure, low)
+        while high + 1 < len(config.grid) and (log_prob[:, cut].argmax(axis=0) == high).any():
+            high += 1
+            tree = judge(tree, high)
+        while low > 0 and (log_prob[:, cut].argmax(axis=0) == low).any():
+            low -= 1
+            first = judge(first, low)
     strengths = np.asarray(config.grid)[log_prob.argmax(axis=0)]
     likelihood = float(log_prob.max(axis=0).sum())
-    return TunedTree(refit(slice(None), strengths), strengths, likelihood, structure, held_out)
+    tree = refit(structure, slice(None), strengths, None)
+    return TunedTree(tree, strengths, likelihood, structure, held_out)
 
 
 def _hold_out(n_pairs: int, row_index: Int64 | None, fraction: float, rng: np.random.Generator) -> Bool:
@@ -134,17 +151,17 @@ def _hold_out(n_pairs: int, row_index: Int64 | None, fraction: float, rng: np.ra
 
 def _deciding_rows(
     tree: LabelTree, y: Int32, sample_rows: int, top_levels: int, rng: np.random.Generator
-) -> list[tuple[Bool, slice]]:
-    """Return the pairs that decide, with the levels that they decide on.
+) -> list[tuple[Bool, tuple[int, int]]]:
+    """Return the pairs that decide, with the levels that they decide on: from one to before another.
 
     All pairs decide on all levels if they are few; otherwise a sample of them on the top levels, and all
     pairs of some subtrees on the levels below.
     """
     fraction = sample_rows / len(y)
     if fraction >= 1.0:
-        return [(np.ones(len(y), bool), slice(0, tree.depth))]
+        return [(np.ones(len(y), bool), (0, tree.depth))]
     top = min(top_levels, tree.depth)
     subtrees = rng.permutation(1 << top)[: max(1, round(fraction * (1 << top)))]
     subtree = tree.class_leaf[y] >> (tree.depth - top)
     sample = rng.random(len(y)) < fraction
-    return [(sample, slice(0, top)), (np.isin(subtree, subtrees), slice(top, tree.depth))]
+    return [(sample, (0, top)), (np.isin(subtree, subtrees), (top, tree.depth))]

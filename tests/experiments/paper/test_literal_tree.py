@@ -58,6 +58,20 @@ def test_probabilities_and_padding_match_reference(n_classes):
     np.testing.assert_allclose(total, real[np.arange(len(y)), y].sum(), rtol=1e-9)
 
 
+@pytest.mark.reference
+def test_a_larger_tree_matches_reference():
+    """Nodes of several blocks of points, re-splits, few points, and kept Hessians."""
+    Z, y = clouds(90, 2500, k=12, seed=4)
+    found = fit_literal(Z, y)
+    nodes, leaves = literal_reference.fit_tree(Z, y, 90)
+    np.testing.assert_array_equal(found.tree.leaf_class, [label if label < 90 else -1 for label in leaves])
+    assert found.n_splits.max() > 2
+    for i, node in enumerate(nodes):
+        if node is not None:
+            np.testing.assert_allclose(found.weights[i], node.w, rtol=1e-7, atol=1e-8)
+            np.testing.assert_allclose(found.biases[i], node.b, rtol=1e-7, atol=1e-8)
+
+
 @pytest.mark.invariance
 def test_threads_and_order_of_rows_change_nothing_invariant():
     Z, y = clouds(40, 600)
@@ -115,3 +129,14 @@ def test_wrong_input_rejects(changes, message):
     given = {"Z": Z, "y": y, **changes}
     with pytest.raises(ValueError, match=message):
         fit_literal(**given)
+
+
+@pytest.mark.identity
+@in_turn(n_classes=[8, 32], rows_per_class=[2, 30])
+def test_default_fit_has_the_same_optimum_on_the_same_structure_identity(n_classes, rows_per_class):
+    Z, y = clouds(n_classes, rows_per_class * n_classes)
+    found = fit_literal(Z, y)
+    from_zero = LabelTree(0 * found.tree.weights, 0 * found.tree.biases, found.tree.leaf_class)
+    again = from_zero.refit(Z, y, config=TreeFitConfig(tolerance=0.0))
+    # the default fit ends where a step gains 1e-12 nats per point
+    np.testing.assert_allclose(again.weights, found.weights, rtol=1e-5, atol=1e-5)

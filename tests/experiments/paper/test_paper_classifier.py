@@ -84,8 +84,19 @@ def test_threads_and_folders_change_nothing_invariant(data, tmp_path):
     same_model(again.resume_fit(data.X, data.y), one, data.X_test)
 
 
+def test_nce_starts_at_log_noise_or_at_zero(data):
+    """Without training, NCE from zero is uniform, and NCE is as probable as the mean of log p_n."""
+    options = {"noise": "frequency", "n_epochs": 0, "random_state": 0}
+    names = ("nce_from_zero", "nce")
+    zero, ours = (ExtremeClassifier.with_solver(name, **options).fit(data.X, data.y) for name in names)
+    n_classes = len(zero.classes_)
+    np.testing.assert_allclose(zero.predict_proba(data.X_test[:5]), 1.0 / n_classes, rtol=1e-4)
+    shares = np.bincount(np.searchsorted(ours.classes_, data.y)) / len(data.y)
+    np.testing.assert_allclose(ours.predict_proba(data.X_test[:1])[0], shares, rtol=1e-3)
+
+
 def test_rho_is_in_units_of_features_as_given(data):
-    """Rows of length 28, as XML-CNN features have: Table 1's rho learns there, and hardly on scaled rows."""
+    """Rows of length 28: Table 1's rho learns there, and hardly on scaled rows."""
     lengths = np.sqrt(np.mean(np.sum(data.X**2, axis=1)))
     X, X_test = (rows * np.float32(27.7 / lengths) for rows in (data.X, data.X_test))
     gains = {}

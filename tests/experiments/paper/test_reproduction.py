@@ -114,4 +114,4 @@ def test_command_writes_a_report(tmp_path: Path, small: Recipe) -> None:
 def test_unknown_method_rejects(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="'unifrom' is not a method"):
         reproduce("gauss", tmp_path / "out", methods=["unifrom"])
-    assert len(ALL_METHODS) == 7
+    assert len(ALL_METHODS) == 8

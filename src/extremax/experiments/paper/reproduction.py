@@ -1,4 +1,4 @@
-"""The paper's comparison on one data set: the six methods of Figure 1, and softmax of the appendix.
+"""The paper's comparison on one data set: the methods of Figure 1, and softmax of the appendix.
 
 Each method is tuned on validation rows over the paper's grid, with the same number of trials, or runs with
 the recipe of its name (``recipes/DATA/METHOD.toml``) as it is. It then trains with several seeds. The result
@@ -20,14 +20,24 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from extremax.experiments.catalog import LEMMA_SUBSETS
 from extremax.experiments.curve import best_point, read_curve
 from extremax.experiments.figures import describe_data, plot, read_run
-from extremax.experiments.methods import FIGURE_1, METHODS
-from extremax.experiments.paper.claims import FIGURES, Outcome, RunResult, Verdict, check_claims
+from extremax.experiments.methods import BASELINES, FIGURE_1, METHODS, PROPOSED
+from extremax.experiments.paper.claims import (
+    FIGURES,
+    Outcome,
+    RunResult,
+    Speed,
+    Verdict,
+    check_claims,
+    compare_speed,
+)
 from extremax.experiments.paper.plan import describe_needs
 from extremax.experiments.paper.report import ReportData, SearchFigures, write_report
 from extremax.experiments.recipe import (
     DataConfig,
+    EvaluationConfig,
     FeaturesConfig,
     Recipe,
     find_recipe,
@@ -102,8 +112,8 @@ def reproduce(  # noqa: PLR0913 (the parameters are the API)
     out : path
         Folder for everything.
     methods : sequence of str, optional
-        Some of ``adversarial, uniform, frequency, nce, augment_reduce, one_vs_each, softmax``; by default
-        all, softmax only where an epoch of it takes minutes at most.
+        Some of ``adversarial, uniform, frequency, nce_from_zero, nce, augment_reduce, one_vs_each,
+        softmax``; by default all, softmax only where an epoch of it takes minutes at most.
     n_trials : int
         Trials of each method on validation rows, over the paper's grid; 0 takes the recipes as they are. A
         trial has the epochs of ``[search]`` in the recipe.
@@ -236,8 +246,19 @@ def _readings(trials: Sequence[Trial]) -> dict[str, float]:
 
 def recipe_for(data: str, method: str) -> Recipe:
     """Return the recipe of a method for a data set; where there is none, one with the method's parameters."""
-    if f"{data}/{method}" in shipped_recipes():
-        return load_recipe(find_recipe(f"{data}/{method}"))
+    source = "nce" if method == "nce_from_zero" else method  # they differ by their start alone
+    folder = "polish-nouns" if data in LEMMA_SUBSETS else data
+    if f"{folder}/{source}" in shipped_recipes():
+        recipe = load_recipe(find_recipe(f"{folder}/{source}"))
+        recipe = replace(recipe, method=method).with_model(solver=METHODS[method].model["solver"])
+        if data not in LEMMA_SUBSETS:
+            return recipe
+        n_epochs = 30 if METHODS[method].model["noise"] == "tree" else 150
+        evaluation = EvaluationConfig(
+            first_samples=10_000, points_per_decade=4, valid_rows=1000, test_rows=2000
+        )
+        recipe = replace(recipe, data=DataConfig(name=data), evaluation=evaluation)
+        return recipe.with_model(n_epochs=n_epochs)
     features = FeaturesConfig(kind="tfidf") if data.startswith("eurlex57k") else FeaturesConfig()
     return Recipe(
         name=method,
@@ -314,3 +335,57 @@ def _searched_values(method: str, model: Mapping[str, Any]) -> dict[str, Any]:
 
 def _read_json(path: Path) -> Any:
     return json.loads(path.read_text(encoding="utf-8"))
+
+
+# -- by the number of classes
+
+# Times in which a factor is told: rows seen, and processor seconds with the tree and without it.
+_UNITS: dict[str, dict[str, Any]] = {
+    "in samples": {"clock": "samples"},
+    "in processor seconds": {"clock": "cpu_seconds"},
+    "without the tree": {"clock": "cpu_seconds", "with_start": False},
+}
+
+
+def reproduce_lemmas(
+    out: str | os.PathLike[str], *, sizes: Sequence[int] = tuple(LEMMA_SUBSETS.values()), **options: Any
+) -> dict[int, Reproduction]:
+    """Run the comparison for several numbers of Polish lemmas; `options` are those of `reproduce`.
+
+    The folder `out` holds one folder per number, ``by-classes.md`` and ``by-classes.png``.
+    """
+    folder = Path(out)
+    found = {size: reproduce(f"lemmas-{size}", folder / str(size), **options) for size in sizes}
+    names = [name for name in BASELINES if all(name in result.outcomes for result in found.values())]
+    speeds = {(size, name): _speeds(result, name) for size, result in found.items() for name in names}
+    header = ["lemmas", "baseline", "its accuracy", *_UNITS]
+    lines = ["| " + " | ".join(header) + " |", "|---" * len(header) + "|"]
+    for (size, name), factors in speeds.items():
+        cells = [f"{size:,}", METHODS[name].label, f"{found[size].outcomes[name].accuracy:.1%}"]
+        lines.append("| " + " | ".join([*cells, *map(str, factors.values())]) + " |")
+    write_text(folder / "by-classes.md", "\n".join(lines) + "\n")
+    _draw_speeds(speeds, folder / "by-classes.png")
+    return found
+
+
+def _speeds(result: Reproduction, baseline: str) -> dict[str, Speed]:
+    """Return the factors of a comparison against a baseline, by unit."""
+    ours, theirs = result.outcomes[PROPOSED], result.outcomes[baseline]
+    return {unit: compare_speed(ours, theirs, **how) for unit, how in _UNITS.items()}
+
+
+def _draw_speeds(speeds: Mapping[tuple[int, str], Mapping[str, Speed]], path: Path) -> None:
+    """Draw the factors against the number of classes, with one panel per unit."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(12, 4), layout="constrained")
+    for axes, unit in zip(figure.subplots(1, len(_UNITS), sharey=True), _UNITS, strict=True):
+        for name in dict.fromkeys(name for _, name in speeds):
+            points = [(size, found[unit].mean) for (size, other), found in speeds.items() if other == name]
+            method = METHODS[name]
+            axes.plot(
+                *zip(*points, strict=True), color=method.color, marker=method.marker, label=method.label
+            )
+        axes.set(xscale="log", yscale="log", xlabel="classes", title=f"times faster {unit}")
+    axes.legend(fontsize=7)
+    figure.savefig(path, dpi=120)
