@@ -48,7 +48,7 @@ from extremax.scores.dense import DenseWeights
 from extremax.scores.topk import ExactSearch
 from extremax.storage import checks
 from extremax.storage.state import State, register
-from extremax.tuned import PQConfig, restore_numbers
+from extremax.tuned import PQConfig
 from extremax.types import Features, Float32, Float64, Int32, Int64
 
 _CONFIG = PQConfig()
@@ -515,7 +515,7 @@ class PQSearch:
             "max_square": checks.get_float(header, "max_square", 0.0),
             "n_epochs": checks.get_int(header, "n_epochs"),
         }
-        config = restore_numbers(PQConfig, checks.get_mapping(header, "config") if "config" in header else {})
+        config = checks.read(header.get("config", {}), PQConfig)
         _check_config(config)
         given |= _check_arrays(state.arrays)
         return cls(**given, config=config)
@@ -531,9 +531,8 @@ class PQSearch:
 
 def _check_config(config: PQConfig) -> None:
     """Raise ModelFileError for numbers that a search divides by, or takes memory by."""
-    whole = {name: vars(config)[name] for name in ("subvectors", "max_stride", "threshold_classes")}
-    whole["max_candidates"] = config.max_candidates
-    for name, value in whole.items():
+    for name in ("subvectors", "max_stride", "threshold_classes", "max_candidates"):
+        value = getattr(config, name)
         if not 1 <= value <= 2**31:
             checks.reject(f"{name} of the index is {value}")
     scales = config.tail_scales
