@@ -6,7 +6,7 @@ as it is.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
@@ -18,7 +18,7 @@ from extremax.errors import warn_caller
 from extremax.examples import Examples
 from extremax.model import ClassInfo, Descriptions, Model
 from extremax.runtime.context import Context
-from extremax.scores.base import EditableSearch, Search, Weights
+from extremax.scores.base import EditableSearch, Scorer, Search, Weights
 from extremax.scores.dense import DenseWeights
 from extremax.scores.merged import LabelMap
 from extremax.solvers.base import Trainer, TrainState
@@ -250,7 +250,7 @@ def add_classes(fitted: Fitted, data: Examples, place: Int64, context: Context) 
     if noise is None:
         grown = replace(grown, projection=None, classes=replace(classes, means=None))
         state.projection = state.class_means = None
-    searches = _follow(model, lambda search: search.plus_classes(grown.scorer))
+    searches = _follow(model, grown.scorer)
     changed = replace_model(fitted, replace(grown, searches=searches), state)
     return _order_classes(changed, place)
 
@@ -299,7 +299,7 @@ def _take_lines(fitted: Fitted, index: Int64) -> Fitted:
     )
     weights = _weights_of(model, changed, index)
     found = replace(model, weights=weights, noise=noise, projection=projection, classes=classes, searches={})
-    searches = _follow(model, lambda search: search.take_classes(index, found.scorer))
+    searches = _follow(model, found.scorer)
     return replace_model(fitted, replace(found, searches=searches), changed)
 
 
@@ -315,12 +315,12 @@ def _weights_of(model: Model, state: TrainState, index: Int64) -> Weights:
     return weights
 
 
-def _follow(model: Model, change: Callable[[EditableSearch], Search]) -> dict[str, Search]:
+def _follow(model: Model, scorer: Scorer) -> dict[str, Search]:
     """Return the searches of a model after a change of its classes; one that cannot follow is left out."""
     searches: dict[str, Search] = {}
     for name, search in model.searches.items():
         if isinstance(search, EditableSearch):
-            searches[name] = change(search)
+            searches[name] = search.follow(scorer)
         else:
             warn_caller(
                 f"search {name!r} of this model cannot follow a change of its classes and is left out; add it"
