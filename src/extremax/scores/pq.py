@@ -41,6 +41,7 @@ from extremax.calibration import Calibration, mix_uniform
 from extremax.kernels import pq as kernels
 from extremax.kernels.project import project_rows
 from extremax.kernels.simd import BYTE_SHUFFLE, CODES_AT_ONCE, LANES, ROWS_AT_ONCE
+from extremax.kernels.topk import choose_candidates
 from extremax.runtime.products import one_blas_thread, read_only
 from extremax.runtime.threads import run, split
 from extremax.scores.base import Scorer, Weights
@@ -366,13 +367,15 @@ class PQSearch:
             listed = np.empty(int(np.minimum(count, most).sum()), np.int32)
             kernels.list_rows(places, count, ends, listed)
             kernels.score_listed(x, ends, listed, most, self.order, weights, biases, scale, scores)
-            inverse = np.full(len(x), scorer.inverse_temperature)
-            given = (scores, places, count, self.order)
-            kernels.choose_classes(*given, inverse, tails[0], labels[rows], log_prob[rows])
+            for row, n in zip(places, np.minimum(count, most).tolist(), strict=True):
+                row[:n], row[n:] = self.order[row[:n]], -1  # from places to classes
+            inverse, rest = np.full(len(x), scorer.inverse_temperature), tails[0]
+            filled = 0, len(x), labels[rows], log_prob[rows]
+            choose_candidates(scores, places, inverse, rest, *filled)
             if len(inverses) > 1:
                 inverse = scorer.temper(log_prob[rows, 0])
-                tail = _interpolate(inverses, tails, inverse)
-                kernels.choose_classes(*given, inverse, tail, labels[rows], log_prob[rows])
+                rest = _interpolate(inverses, tails, inverse)
+                choose_candidates(scores, places, inverse, rest, *filled)
 
         run(work, len(tasks), n_threads)
         mixed = mix_uniform(log_prob, scorer.calibration.uniform_mix, n_classes)
