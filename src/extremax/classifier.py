@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -71,7 +71,24 @@ EvalSet: TypeAlias = tuple[Any, Any] | list[tuple[Any, Any]] | None
 _CHANGED = (
     "_fitted", "model_", "history_", "interrupted_", "classes_", "_label_index", "_changes", "class_weight",
 )  # fmt: skip
-_NOTHING: Mapping[str, int] = MappingProxyType({})
+
+
+class FirstRows(NamedTuple):
+    """Features of the rows of a first call, and what is known about them.
+
+    Attributes
+    ----------
+    X
+        Features, not checked yet.
+    groups
+        Groups of columns in the layout of texts.
+    held
+        Bytes that features of texts take, by part.
+    """
+
+    X: Any
+    groups: tuple[int, ...] = ()
+    held: Mapping[str, int] = MappingProxyType({})
 
 
 class Classifier(ClassifierMixin, BaseEstimator):
@@ -103,6 +120,120 @@ class Classifier(ClassifierMixin, BaseEstimator):
 
     def __sklearn_is_fitted__(self) -> bool:
         raise NotImplementedError
+
+    # -- training ------------------------------------------------------------------------------------------
+
+    def fit(
+        self,
+        X: Any,
+        y: Any,
+        sample_weight: ArrayLike | None = None,
+        *,
+        eval_set: EvalSet = None,
+        classes: ArrayLike | None = None,
+        callbacks: Sequence[Callback] = (),
+    ) -> Self:
+        """Train from the beginning.
+
+        Parameters
+        ----------
+        X : array, memory-mapped array or sparse matrix (n_samples, n_features), or sequence of texts
+            Dense float32 in C order is used as it is, without a copy, and as a ``np.memmap`` may be larger
+            than memory: it is read in blocks. Other types are converted in memory, and sparse rows unpacked
+            where minibatches share classes. A pair ``(X_sparse, X_dense)`` of matrices with the same rows
+            gives every row both, such as words and an embedding. Data frames of any kind that narwhals knows
+            and Hugging Face datasets are read as well, also with one column of vectors. Texts may be a
+            column of either, or the column called ``text``.
+        y : sequence of n_samples labels, or of lists of labels, or indicator matrix (n_samples, n_classes)
+            Labels of any hashable type. A row with several (a list, set or array; a tuple is one label) makes
+            one positive pair with each, repeated ones counted once. An indicator matrix, sparse or dense, is
+            1 where a row has the label of a column. Rows without a label are left out, with a warning that
+            counts them. Where X is a data frame, `y` may be the name of its column of labels.
+        sample_weight : array (n_samples,), optional
+            Weight of each row in the loss, the tree and the frequencies; rows of weight zero are left out.
+        eval_set : (X_valid, y_valid) or [(X_valid, y_valid)], optional
+            Rows to validate on after each epoch; labels that `y` lacks are left out, with a warning that
+            counts them.
+        classes : sequence, optional
+            Names of the columns of an indicator matrix, which are otherwise those of a DataFrame or 0, 1, 2,
+            ...; for labels, all that there are, also those without a row.
+        callbacks : sequence of callables
+            Each gets the record of every epoch; one that returns True ends training.
+
+        Ctrl-C, once training has started, ends it with the model as far as it got.
+        """
+        pair = read_pair(eval_set)
+        self._forget()
+        X, y = self._inputs(X, y)
+        with self._nothing_left_on_failure():
+            rows = self._first_rows(X, y)
+            validation = None if pair is None else self._eval_rows(*pair)
+            self._inner._train_first(rows, y, sample_weight, classes, validation, callbacks)
+            self._finish_first(X)
+        return self
+
+    def partial_fit(
+        self,
+        X: Any,
+        y: Any,
+        classes: ArrayLike | None = None,
+        sample_weight: ArrayLike | None = None,
+        *,
+        new_classes: str = "error",
+    ) -> Self:
+        """Train one more epoch, on these rows.
+
+        The first call fixes the features of texts, the classes, the solver, the optimizer, the feature scale,
+        the projection and the noise; give it `classes` when its rows do not contain all of them. Later calls
+        go on with the same or other rows, also after `fit` and after `load_model`. The whitening of dense
+        features is renewed from all rows so far, at doubling numbers of them.
+
+        With ``new_classes="add"``, labels that are not among the classes are added by `add_classes` before
+        the epoch; by default they are an error. A row of a merged class trains the member that scores
+        highest.
+        """
+        X, y = self._inputs(X, y)
+        options: ConstraintTable = {"new_classes": [Choice(("error", "add"))]}
+        check_parameters("partial_fit", {"new_classes": new_classes}, options)
+        if self.__sklearn_is_fitted__():
+            self._inner.check_params()
+            self._inner._require_fixed_weights()
+            features = self.to_features(X)
+            self._inner._train_more(features, y, classes, sample_weight, add=new_classes == "add")
+            return self
+        with self._nothing_left_on_failure():
+            rows = self._first_rows(X, y)
+            self._inner._require_fixed_weights()
+            self._inner._start_stream(rows, y, classes, sample_weight)
+            self._finish_first(X)
+        return self
+
+    def _first_rows(self, X: Any, y: Any) -> FirstRows:
+        """Check the parameters, and return the features of the rows of a first call."""
+        raise NotImplementedError
+
+    def _eval_rows(self, X: Any, y: Any) -> tuple[Any, Any]:
+        """Return rows to validate on as the classifier of features takes them."""
+        return X, y
+
+    def _finish_first(self, X: Any) -> None:
+        """Complete the estimator after a first call."""
+
+    def _forget(self) -> None:
+        """Drop everything that an earlier fit left: its memory is needed, and a failed fit must leave
+        nothing.
+        """
+        raise NotImplementedError
+
+    @contextmanager
+    def _nothing_left_on_failure(self) -> Iterator[None]:
+        """Forget what a first call has set, unless it got as far as a model."""
+        try:
+            yield
+        except BaseException:
+            if not self.__sklearn_is_fitted__():
+                self._forget()
+            raise
 
     # -- prediction ----------------------------------------------------------------------------------------
 
@@ -605,142 +736,66 @@ class ExtremeClassifier(Classifier):
 
     # -- training ------------------------------------------------------------------------------------------
 
-    def fit(
+    def _first_rows(self, X: Any, y: Any) -> FirstRows:
+        self.check_params()
+        return FirstRows(X)
+
+    def _train_first(
         self,
-        X: Any,
-        y: Any,
-        sample_weight: ArrayLike | None = None,
-        *,
-        eval_set: EvalSet = None,
-        classes: ArrayLike | None = None,
-        callbacks: Sequence[Callback] = (),
-    ) -> Self:
-        """Train from the beginning.
-
-        Parameters
-        ----------
-        X : array, memory-mapped array or sparse matrix (n_samples, n_features)
-            Dense float32 in C order is used as it is, without a copy, and as a ``np.memmap`` may be larger
-            than memory: it is read in blocks. Other types are converted in memory, and sparse rows unpacked
-            where minibatches share classes. A pair ``(X_sparse, X_dense)`` of matrices with the same rows
-            gives every row both, such as words and an embedding. Data frames of any kind that narwhals knows
-            and Hugging Face datasets are read as well, also with one column of vectors.
-        y : sequence of n_samples labels, or of lists of labels, or indicator matrix (n_samples, n_classes)
-            Labels of any hashable type. A row with several (a list, set or array; a tuple is one label) makes
-            one positive pair with each, repeated ones counted once. An indicator matrix, sparse or dense, is
-            1 where a row has the label of a column. Rows without a label are left out, with a warning that
-            counts them. Where X is a data frame, `y` may be the name of its column of labels.
-        sample_weight : array (n_samples,), optional
-            Weight of each row in the loss, the tree and the frequencies; rows of weight zero are left out.
-        eval_set : (X_valid, y_valid) or [(X_valid, y_valid)], optional
-            Rows to validate on after each epoch; labels that `y` lacks are left out, with a warning that
-            counts them.
-        classes : sequence, optional
-            Names of the columns of an indicator matrix, which are otherwise those of a DataFrame or 0, 1, 2,
-            ...; for labels, all that there are, also those without a row.
-        callbacks : sequence of callables
-            Each gets the record of every epoch; one that returns True ends training.
-
-        Ctrl-C, once training has started, ends it with the model as far as it got.
-        """
-        return self._fit(X, y, sample_weight, eval_set=eval_set, classes=classes, callbacks=callbacks)
-
-    def _fit(  # noqa: PLR0913 (those of `fit`, and two for texts)
-        self,
-        X: Any,
+        rows: FirstRows,
         y: Any,
         sample_weight: ArrayLike | None,
-        *,
-        eval_set: EvalSet,
         classes: ArrayLike | None,
+        eval_set: tuple[Any, Any] | None,
         callbacks: Sequence[Callback],
-        groups: tuple[int, ...] = (),
-        held: Mapping[str, int] = _NOTHING,
-    ) -> Self:
-        """Train from the beginning.
+    ) -> None:
+        """Train from the beginning, on the rows of a first call."""
+        first, held = self._read_first(rows, y, classes, sample_weight)
+        data = self._class_weighted(first).usable()
+        self._require_two_classes(data)
+        context = self._context(check_random_state(self.random_state))
+        data, validation = self._split_validation(data, eval_set, context.seed)
+        config = self._resolve(data)
+        request = Request(validation, callbacks, self._publish, self.patience, held)
+        self._finish(fit_model(data, len(self.classes_), config, context, request))
 
-        `groups` are those of the layout of texts; `held` are the bytes that their features take, by part.
-        """
+    def _start_stream(
+        self, rows: FirstRows, y: Any, classes: ArrayLike | None, sample_weight: ArrayLike | None
+    ) -> None:
+        """Train one epoch, on the first part of a stream."""
         self._forget()
-        self.check_params()
-        X, y = frame_inputs(X, y)
-        with self._nothing_left_on_failure():
-            first, held = self._read_first(X, y, classes, sample_weight, groups, held)
-            data = self._class_weighted(first).usable()
-            self._require_two_classes(data)
-            context = self._context(check_random_state(self.random_state))
-            data, validation = self._split_validation(data, eval_set, context.seed)
-            config = self._resolve(data)
-            request = Request(validation, callbacks, self._publish, self.patience, held)
-            return self._finish(fit_model(data, len(self.classes_), config, context, request))
+        first, held = self._read_first(rows, y, classes, sample_weight)
+        data = self._class_weighted(first)
+        if len(self.classes_) < 2:
+            raise ValueError(
+                f"y has one class, {self.classes_.item(0)!r}; ExtremeClassifier needs at least two."
+                " Declare them: partial_fit(X, y, classes=...)."
+            )
+        config = self._resolve(data, streaming=True, n_seen=len(np.unique(data.y)))
+        context = self._context(check_random_state(self.random_state))
+        request = Request(publish=self._publish, patience=self.patience, held=held)
+        self._finish(train_epoch(None, data, len(self.classes_), config, context, request))
 
-    def partial_fit(
-        self,
-        X: Any,
-        y: Any,
-        classes: ArrayLike | None = None,
-        sample_weight: ArrayLike | None = None,
-        *,
-        new_classes: str = "error",
-    ) -> Self:
-        """Train one more epoch, on these rows.
-
-        The first call fixes the classes, the solver, the optimizer, the feature scale, the projection and
-        the noise; give it `classes` when its rows do not contain all of them. Later calls go on with the same
-        or other rows, also after `fit` and after `load_model`. The whitening of dense features is renewed
-        from all rows so far, at doubling numbers of them.
-
-        With ``new_classes="add"``, labels that are not among the classes are added by `add_classes` before
-        the epoch; by default they are an error. A row of a merged class trains the part of it that scores
-        highest."""
-        return self._partial_fit(X, y, classes, sample_weight, new_classes=new_classes)
-
-    def _partial_fit(
-        self,
-        X: Any,
-        y: Any,
-        classes: ArrayLike | None,
-        sample_weight: ArrayLike | None,
-        *,
-        new_classes: str,
-        groups: tuple[int, ...] = (),
-        held: Mapping[str, int] = _NOTHING,
-    ) -> Self:
-        """Train one more epoch; arguments are those of `partial_fit` and `_fit`."""
-        self.check_params()
-        check_parameters(
-            "partial_fit", {"new_classes": new_classes}, {"new_classes": [Choice(("error", "add"))]}
-        )
-        X, y = frame_inputs(X, y)
+    def _require_fixed_weights(self) -> None:
         if self.class_weight == "balanced":
             raise ValueError(
                 "class_weight='balanced' needs the labels of all rows, which partial_fit does not see; give a"
                 " dict with the weight of each label."
             )
-        if "_fitted" in vars(self):
-            return self._train_more(X, y, classes, sample_weight, add=new_classes == "add")
-        with self._nothing_left_on_failure():
-            self._forget()
-            first, held = self._read_first(X, y, classes, sample_weight, groups, held)
-            data = self._class_weighted(first)
-            if len(self.classes_) < 2:
-                raise ValueError(
-                    f"y has one class, {self.classes_.item(0)!r}; ExtremeClassifier needs at least two."
-                    " Declare them: partial_fit(X, y, classes=...)."
-                )
-            config = self._resolve(data, streaming=True, n_seen=len(np.unique(data.y)))
-            context = self._context(check_random_state(self.random_state))
-            request = Request(publish=self._publish, patience=self.patience, held=held)
-            return self._finish(train_epoch(None, data, len(self.classes_), config, context, request))
 
     def _train_more(
-        self, X: Any, y: Any, classes: ArrayLike | None, sample_weight: ArrayLike | None, *, add: bool
-    ) -> Self:
+        self,
+        features: Features,
+        y: Any,
+        classes: ArrayLike | None,
+        sample_weight: ArrayLike | None,
+        *,
+        add: bool,
+    ) -> None:
         """Train a fitted model for one more epoch.
 
         What goes wrong before that changes nothing; what goes wrong in it takes added classes back.
         """
-        features = self.to_features(X)
         self._check_same_classes(classes)
         before = {name: value for name, value in vars(self).items() if name in _CHANGED}
         before["_changes"] = self._changes  # an attribute of the class before the first change
@@ -763,7 +818,7 @@ class ExtremeClassifier(Classifier):
             if self._fitted is not before["_fitted"]:  # else it was trained in place
                 self.__dict__.update(before)
             raise
-        return self._finish(trained)
+        self._finish(trained)
 
     # -- the fitted state ----------------------------------------------------------------------------------
 
@@ -773,23 +828,10 @@ class ExtremeClassifier(Classifier):
         return [dict(change) for change in self._changes]
 
     def _forget(self) -> None:
-        """Drop everything that an earlier fit left: its memory is needed, and a failed fit must leave
-        nothing.
-        """
         for name in [name for name in vars(self) if name.endswith("_") and not name.startswith("__")]:
             delattr(self, name)
         for name in ("_fitted", "_label_index", "_indicator", "_changes"):
             self.__dict__.pop(name, None)
-
-    @contextmanager
-    def _nothing_left_on_failure(self) -> Iterator[None]:
-        """Forget what a first call has set, unless it got as far as a model."""
-        try:
-            yield
-        except BaseException:
-            if "_fitted" not in vars(self):
-                self._forget()
-            raise
 
     def _publish(self, fitted: Fitted) -> None:
         self._fitted = fitted
@@ -797,14 +839,13 @@ class ExtremeClassifier(Classifier):
         self.history_: list[Record] = fitted.history
         self.interrupted_: bool = fitted.interrupted
 
-    def _finish(self, fitted: Fitted) -> Self:
+    def _finish(self, fitted: Fitted) -> None:
         self._publish(fitted)
         if fitted.interrupted:
             warn_caller(
                 f"Training was interrupted after {fitted.model.n_epochs} epochs; the model is kept as it is.",
                 TrainingInterruptedWarning,
             )
-        return self
 
     @property
     def _inner(self) -> ExtremeClassifier:
@@ -920,19 +961,13 @@ class ExtremeClassifier(Classifier):
     # -- input ---------------------------------------------------------------------------------------------
 
     def _read_first(
-        self,
-        X: Any,
-        y: Any,
-        classes: Any,
-        sample_weight: ArrayLike | None,
-        groups: tuple[int, ...],
-        held: Mapping[str, int],
+        self, rows: FirstRows, y: Any, classes: Any, sample_weight: ArrayLike | None
     ) -> tuple[Examples, Mapping[str, int]]:
         """Check the rows of a first call and fix the classes and the columns.
 
         Returns the examples, and the bytes that are held for the fit by now, by part.
         """
-        given = X
+        given, groups, held = rows
         X, n_dense = join_pair(given)
         features = check_features(X)
         n_columns, copied = int(features.shape[1]), copied_bytes(given, features)
@@ -960,7 +995,7 @@ class ExtremeClassifier(Classifier):
             raise ValueError(f"y has one class, {only!r}; ExtremeClassifier needs rows of at least two.")
 
     def _split_validation(
-        self, data: Examples, eval_set: EvalSet, seed: int
+        self, data: Examples, eval_set: tuple[Any, Any] | None, seed: int
     ) -> tuple[Examples, Examples | None]:
         """Return rows to train on, and rows to validate on: those given, or a fraction held out."""
         validation = self._read_eval_set(eval_set)
@@ -980,11 +1015,10 @@ class ExtremeClassifier(Classifier):
                 " Leave it out, or call fit to start again."
             )
 
-    def _read_eval_set(self, eval_set: EvalSet) -> Examples | None:
-        pair = read_pair(eval_set)
-        if pair is None:
+    def _read_eval_set(self, eval_set: tuple[Any, Any] | None) -> Examples | None:
+        if eval_set is None:
             return None
-        given, y = frame_inputs(*pair)
+        given, y = frame_inputs(*eval_set)
         X = self.to_features(given, name="eval_set[0]")
         data = self._lookup(y, X, name="eval_set[1]", allow_unseen=True)
         unseen = int((data.y < 0).sum())
@@ -1167,18 +1201,19 @@ class ExtremeClassifier(Classifier):
         return estimator
 
 
-def read_pair(eval_set: EvalSet, names: str = "(X_valid, y_valid)") -> tuple[Any, Any] | None:
+def read_pair(eval_set: EvalSet) -> tuple[Any, Any] | None:
     """Return the rows and labels of an `eval_set`, which may be a list of one pair, as in LightGBM."""
     if eval_set is None:
         return None
     pairs = isinstance(eval_set, list) and all(isinstance(p, tuple | list) and len(p) == 2 for p in eval_set)
     if pairs and len(eval_set) != 1 and all(isinstance(pair, tuple) for pair in eval_set):
         raise ValueError(
-            f"eval_set has {len(eval_set)} pairs; give one, {names}: it is what patience stops by."
+            f"eval_set has {len(eval_set)} pairs; it must contain one (X_valid, y_valid) pair, which controls"
+            " early stopping."
         )
     found: Any = eval_set[0] if pairs and len(eval_set) == 1 else eval_set
     if not isinstance(found, tuple | list) or len(found) != 2:
-        raise TypeError(f"eval_set must be a pair {names}; got {type(eval_set).__name__}.")
+        raise TypeError(f"eval_set must be a pair (X_valid, y_valid); got {type(eval_set).__name__}.")
     return found[0], found[1]
 
 

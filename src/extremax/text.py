@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from operator import attrgetter
 from typing import Any, Self
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 from sklearn.base import clone
 from sklearn.utils import TransformerTags
 from sklearn.utils.validation import _num_samples
 
-from extremax.classifier import Classifier, EvalSet, ExtremeClassifier, check_count, read_pair
+from extremax.classifier import Classifier, ExtremeClassifier, FirstRows, check_count
 from extremax.errors import ModelFileError
 from extremax.explanation import Explanation, explain_frequencies, explain_row
 from extremax.features.ngrams import NgramFeatures
@@ -24,7 +23,6 @@ from extremax.runtime.memory import check_memory, describe_memory
 from extremax.runtime.progress import ProgressLine
 from extremax.runtime.threads import resolve_threads
 from extremax.scores.sparse import EMBEDDING
-from extremax.solvers.loop import Callback
 from extremax.solvers.registry import find_solver
 from extremax.storage import checks
 from extremax.storage.models import open_model
@@ -119,79 +117,29 @@ class TextClassifier(Classifier):
 
     # -- training ------------------------------------------------------------------------------------------
 
-    def fit(
-        self,
-        X: Sequence[str],
-        y: Any,
-        sample_weight: ArrayLike | None = None,
-        *,
-        eval_set: EvalSet = None,
-        classes: ArrayLike | None = None,
-        callbacks: Sequence[Callback] = (),
-    ) -> Self:
-        """Fit the text features, then train the classifier on them.
-
-        Arguments are those of `ExtremeClassifier.fit`, with texts in place of features, also in `eval_set`.
-        Texts may be a column, or a data frame or Hugging Face dataset with a column called ``text``.
-        """
-        self._forget()
-        X, y = self._inputs(X, y)
-        pair = read_pair(eval_set, "(texts_valid, y_valid)")
-        pair = None if pair is None else self._inputs(*pair)
-        with self._nothing_left_on_failure():
-            texts = self._start(X, y)
-            features, about = self._fit_features(texts)
-            validation = None if pair is None else (self._transform(pair[0]), pair[1])
-            options: dict[str, Any] = {"classes": classes, "callbacks": callbacks, **about}
-            self.classifier_._fit(features, y, sample_weight, eval_set=validation, **options)
-            self._keep_names(texts)
-            if self.features_ is not None and not self.features_.count_unknown:
-                # the length of a row does not say then how much of a text is unknown
-                self._replace_model(self.model_.with_reference(None))
-        return self
-
     def _forget(self) -> None:
-        """Drop everything that an earlier fit left."""
         for name in ("classifier_", "features_", "_encodes", "_encoder", "_encoder_name"):
             self.__dict__.pop(name, None)
 
-    @contextmanager
-    def _nothing_left_on_failure(self) -> Iterator[None]:
-        """Forget what a first call has set, unless it got as far as a model."""
-        try:
-            yield
-        except BaseException:
-            if not self.__sklearn_is_fitted__():
-                self._forget()
-            raise
+    def _first_rows(self, X: Any, y: Any) -> FirstRows:
+        return self._fit_features(self._check_first(X, y))
 
-    def partial_fit(
-        self,
-        X: Sequence[str],
-        y: Any,
-        classes: ArrayLike | None = None,
-        sample_weight: ArrayLike | None = None,
-        *,
-        new_classes: str = "error",
-    ) -> Self:
-        """Train one more epoch, on these texts.
+    def _eval_rows(self, X: Any, y: Any) -> tuple[Any, Any]:
+        texts, labels = self._inputs(X, y)
+        return self._transform(texts), labels
 
-        The first call fixes the text features, and what else the classifier fixes. With
-        ``new_classes="add"``, labels that are not among the classes are added before the epoch.
-        """
-        X, y = self._inputs(X, y)
-        with self._nothing_left_on_failure():
-            is_first = not self.__sklearn_is_fitted__()
-            texts = self._start(X, y) if is_first else []
-            features, about = self._fit_features(texts) if is_first else (self.transform(X), {})
-            self.classifier_._partial_fit(
-                features, y, classes, sample_weight, new_classes=new_classes, **about
-            )
-            if is_first:
-                self._keep_names(texts)
-        return self
+    def _finish_first(self, X: Any) -> None:
+        if self.features_ is None:
+            return
+        # names of the columns with the greatest weights, which `explain_label` shows
+        used, greatest = self.model_.weights.column_maxima()
+        order = np.argsort(-greatest, kind="stable")
+        self.features_.keep_names(list(X), used[order][used[order] < self.features_.n_features])
+        if not self.features_.count_unknown:
+            # the length of a row does not say then how much of a text is unknown
+            self._replace_model(self.model_.with_reference(None))
 
-    def _start(self, texts: Sequence[str], y: Any) -> list[str]:
+    def _check_first(self, texts: Sequence[str], y: Any) -> list[str]:
         """Check the parameters and the texts of a first call."""
         if self.classifier is not None and not isinstance(self.classifier, ExtremeClassifier):
             raise TypeError(f"classifier must be an ExtremeClassifier; got {type(self.classifier).__name__}.")
@@ -208,9 +156,10 @@ class TextClassifier(Classifier):
             )
         return listed
 
-    def _fit_features(self, texts: list[str]) -> tuple[Any, dict[str, Any]]:
-        """Return the features of texts, and what the classifier must know about their columns."""
+    def _fit_features(self, texts: list[str]) -> FirstRows:
+        """Fit the features of texts, and make the classifier that is trained on them."""
         classifier = ExtremeClassifier() if self.classifier is None else clone(self.classifier)
+        classifier.check_params()
         self.features_: NgramFeatures | None = None
         if self.features is not None:
             self.features_ = clone(self.features)
@@ -241,15 +190,7 @@ class TextClassifier(Classifier):
         made = features if isinstance(features, tuple) else (features,)
         n_bytes = sum(copied_bytes(None, part) for part in made)
         n_bytes += 0 if self.features_ is None else self.features_.n_bytes
-        return features, {"groups": groups, "held": {"text features": n_bytes}}
-
-    def _keep_names(self, texts: list[str]) -> None:
-        """Keep the n-grams of the columns with the greatest weights: the names that `explain_label` shows."""
-        if self.features_ is None:
-            return
-        used, greatest = self.model_.weights.column_maxima()
-        order = np.argsort(-greatest, kind="stable")
-        self.features_.keep_names(texts, used[order][used[order] < self.features_.n_features])
+        return FirstRows(features, groups, {"text features": n_bytes})
 
     # -- prediction ----------------------------------------------------------------------------------------
 
