@@ -59,7 +59,7 @@ class Logistic(NamedTuple):
     )
 
 
-def negative_sampling(penalty: float, n_negatives: int, *, is_raw: bool = False) -> Logistic:
+def negative_sampling(penalty: Any, n_negatives: int, *, is_raw: bool = False) -> Logistic:
     """Return the paper's Eq. 6 with m negatives per positive.
 
     The authors' code has the penalty on xi alone (`is_raw`), for noise that does not depend on x.
@@ -68,7 +68,7 @@ def negative_sampling(penalty: float, n_negatives: int, *, is_raw: bool = False)
     return Logistic(np.float32(penalty), np.float32(0.0), share, is_raw)
 
 
-def noise_contrastive(penalty: float, n_negatives: int) -> Logistic:
+def noise_contrastive(penalty: Any, n_negatives: int) -> Logistic:
     """Return the loss of NCE, with logits xi - log(m p_n)."""
     return Logistic(np.float32(penalty), np.float32(np.log(max(n_negatives, 1))), np.float32(1.0))
 

@@ -357,7 +357,8 @@ class NegativeSampling(Solver):
         """Return the parameters of the loss in an epoch, from 0; their class selects the kernel."""
         from extremax.kernels.row_losses import negative_sampling
 
-        return negative_sampling(self.score_penalty, self.n_negatives, is_raw=self.penalized_scores == "raw")
+        penalty = np.float32(self.score_penalty)
+        return negative_sampling(penalty, self.n_negatives, is_raw=self.penalized_scores == "raw")
 
     def make_trainer(self, config: FitConfig, context: Context) -> Trainer:
         from extremax.solvers.negative_sampling import RowTrainer
@@ -392,7 +393,7 @@ class NCE(NegativeSampling):
     def loss(self, epoch: int, config: RowConfig) -> Any:
         from extremax.kernels.row_losses import noise_contrastive
 
-        return noise_contrastive(self.score_penalty, self.n_negatives)
+        return noise_contrastive(np.float32(self.score_penalty), self.n_negatives)
 
 
 @register_solver
