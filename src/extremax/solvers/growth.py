@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from scipy import sparse
+from scipy.special import logsumexp
 
 from extremax.examples import Examples
 from extremax.features.pca import PCA
@@ -378,8 +379,8 @@ class Discriminant:
         each = n_total / len(far)
         best, figure = self, -np.inf
         for scale in config.numbers.warm_start.scales:
-            scores, outside = scale * products + prior, _log_sum(scale * far + prior)
-            own, inside = scores[pairs], _log_sum(scores)
+            scores, outside = scale * products + prior, logsumexp(scale * far + prior, axis=1)
+            own, inside = scores[pairs], logsumexp(scores, axis=1)
             for bias in config.numbers.growth.levels:
                 log_prob = own + bias - np.logaddexp(others, inside + bias)
                 kept = level - np.logaddexp(level, outside + bias)
@@ -467,10 +468,3 @@ def projected_discriminant(
         inverse = (identity * root + (basis * (roots - root)) @ basis.T) / scale
     white = Whitening(matrix.astype(np.float32), inverse.astype(np.float32), centre.astype(np.float32))
     return Discriminant(white, 1.0, growth.shrinkage_factor * numbers.shrinkage, feature_scale)
-
-
-def _log_sum(scores: Float64) -> Float64:
-    """Return the log of the summed exp of each row."""
-    top = scores.max(axis=1)
-    found: Float64 = top + np.log(np.exp(scores - top[:, None]).sum(axis=1))
-    return found
