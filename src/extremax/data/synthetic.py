@@ -67,7 +67,7 @@ class GaussianTruth:
             scores = (latent @ means.T - 0.5 * (means**2).sum(axis=1)) / self.noise_scale**2 + np.log(
                 self.prior
             )
-        return log_softmax(scores, axis=1)
+        return np.asarray(log_softmax(scores, axis=1))
 
     def sample(self, n_samples: int, *, seed: int, n_jobs: int | None = None) -> tuple[Float32, Int32]:
         """Draw fresh rows, for instance a test set: features (n, n_features) and labels (n,)."""
@@ -102,7 +102,8 @@ class SoftmaxTruth:
 
     def log_prob_all(self, X: Float32) -> Float64:
         """Return the log-probability of every class, (n, n_classes) in float64."""
-        return log_softmax(X.astype(np.float64) @ self.weights.T.astype(np.float64) + self.biases, axis=1)
+        scores = X.astype(np.float64) @ self.weights.T.astype(np.float64) + self.biases
+        return np.asarray(log_softmax(scores, axis=1))
 
     def sample(self, n_samples: int, *, seed: int, n_jobs: int | None = None) -> tuple[Float32, Int32]:
         """Draw fresh rows: features (n, n_features) and labels (n,)."""

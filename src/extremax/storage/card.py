@@ -9,13 +9,15 @@ from __future__ import annotations
 import html
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from extremax.model import Model
 from extremax.storage.folder import package_version
+
+if TYPE_CHECKING:
+    from extremax.model import Model
 
 _SHOWN_LABELS = 5
 _MAX_SHOWN = 60  # characters of a name
