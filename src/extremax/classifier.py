@@ -92,24 +92,24 @@ class FirstRows(NamedTuple):
 
 
 class Classifier(ClassifierMixin, BaseEstimator):
-    """What classifiers of features and of texts share: all that follows from features."""
+    """Base class of the classifiers of features and of texts."""
 
     _input = "X"  # what the first argument of `fit` is called in messages
 
     @property
     def _inner(self) -> ExtremeClassifier:
-        """The fitted classifier of features: this one, or that behind texts."""
+        """The fitted classifier of features: this one, or the one inside a `TextClassifier`."""
         raise NotImplementedError
 
     def to_features(self, X: Any, name: str = "X") -> Features:
-        """The features of rows as the model reads them, checked: dense float32, or CSR.
+        """Check rows and return the features that the model reads: dense float32, or CSR.
 
-        `name` is what error messages call the rows.
+        Error messages call the rows `name`.
         """
         raise NotImplementedError
 
     def _inputs(self, X: Any, y: Any) -> tuple[Any, Any]:
-        """Return rows and labels; X may be a data frame, and `y` the name of its column of labels."""
+        """Return rows and labels; `y` may name the column of labels of a data frame X."""
         return frame_inputs(X, y)
 
     def _require_fitted(self, before: str = "first") -> None:
@@ -240,8 +240,9 @@ class Classifier(ClassifierMixin, BaseEstimator):
     def predict(self, X: Any) -> Any:
         """Return the most probable label of each row.
 
-        A model fitted on an indicator matrix returns one, (n_samples, n_classes), as scikit-learn's
-        multi-label scorers expect: 1 for the labels of `predict_labels`, sparse where that of `fit` was.
+        A model fitted on an indicator matrix returns an indicator matrix (n_samples, n_classes), as
+        scikit-learn's multi-label scorers expect: 1 for the labels of `predict_labels`, and sparse if the
+        matrix given to `fit` was.
         """
         features, inner = self.to_features(X), self._inner
         if inner._indicator is not None:
@@ -265,9 +266,9 @@ class Classifier(ClassifierMixin, BaseEstimator):
             the normaliser from the others; where the tree's probabilities are part of the scores, it scores
             the classes that a beam reaches in the tree and **normalises over them**.
         beam_width : int, optional
-            Classes to score; by default as many as found the exact best class in 99.7% of some rows of `fit`
-            (``choices_["beam_width"]``; None there: exact search is as fast), or 64 where the noise's own
-            tree is used.
+            Number of classes to score. The default, ``choices_["beam_width"]``, found the exact best class
+            for 99.7% of some rows of `fit`; it is None if exact search is as fast. Where the tree of the
+            noise is searched, the default is 64.
         """
         ids, log_prob = self.predict_ids(X, k, search=search, beam_width=beam_width)
         return self._inner.classes_[ids], log_prob
@@ -275,7 +276,7 @@ class Classifier(ClassifierMixin, BaseEstimator):
     def predict_ids(
         self, X: Any, k: int = 5, *, search: str = "exact", beam_width: int | None = None
     ) -> tuple[Int32, Float32]:
-        """Return what `predict_topk` does, with places in `classes_` instead of labels."""
+        """Return the result of `predict_topk` with positions in `classes_` instead of labels."""
         features, inner = self.to_features(X), self._inner
         options: ConstraintTable = {
             "k": [Interval(int, 1, len(inner.classes_))],
@@ -292,11 +293,11 @@ class Classifier(ClassifierMixin, BaseEstimator):
         ----------
         X : array or sparse matrix (n_samples, n_features), or sequence of texts
         threshold : float, optional
-            Probability of a label by itself, `predict_label_proba`, from which it applies; a row may then
-            have none. By default a row has its best label, and those whose probability is at least
-            ``choices_["label_threshold"]`` times the square root of the best one's; the number has the best
-            mean F1 on rows that `fit` or `extremax.calibrate` kept back, and is 0.5 where there are none. A
-            row without any known feature has the labels of at least half of the training rows.
+            Labels whose own probability (`predict_label_proba`) is at least this apply; a row may then have
+            none. By default a row gets its best label, and every label whose probability is at least
+            ``choices_["label_threshold"]`` times the square root of the best label's. That number maximises
+            the mean F1 on rows that `fit` or `extremax.calibrate` held out, and is 0.5 without such rows. A
+            row without any known feature gets the labels that at least half of the training rows have.
         """
         features = self.to_features(X)
         rows, ids, _ = self._labels_above(features, threshold)
@@ -304,11 +305,12 @@ class Classifier(ClassifierMixin, BaseEstimator):
         return [part.tolist() for part in np.split(self._inner.classes_[ids], ends[:-1])]
 
     def predict_label_proba(self, X: Any) -> Float64:
-        """Return for every class the probability that it applies, each by itself: (n_samples, n_classes).
+        """Return the probability that each class applies, independently of the others.
 
-        Rows need not sum to one. Chosen by rows that `fit` kept back, where rows have several labels; without
-        such rows it is the probability of `predict_proba` times the mean number of labels, at most one.
-        Refuses results too large for memory.
+        The result is (n_samples, n_classes), and its rows need not sum to one. Where rows have several
+        labels, held-out rows of `fit` calibrate it; without such rows it is the probability of
+        `predict_proba` times the mean number of labels, at most one. Results too large for memory are
+        refused.
         """
         features, model = self.to_features(X), self._inner.model_
         prob = model.label_prob_all(features, n_threads=self._inner._threads)
@@ -328,19 +330,19 @@ class Classifier(ClassifierMixin, BaseEstimator):
         return scores[:, 1] - scores[:, 0] if len(inner.classes_) == 2 else scores
 
     def predict_log_proba(self, X: Any) -> Float32:
-        """Return log p(y|x) of every class, (n_samples, n_classes); refuses results too large for memory."""
+        """Return log p(y|x) of every class, (n_samples, n_classes), unless that is too large for memory."""
         features, inner = self.to_features(X), self._inner
         return inner.model_.log_prob_all(features, n_threads=inner._threads)
 
     def predict_proba(self, X: Any) -> Float64:
-        """Return p(y|x) of every class, in float64; refuses results too large for memory."""
+        """Return p(y|x) of every class, in float64, unless that is too large for memory."""
         features, inner = self.to_features(X), self._inner
         return inner.model_.prob_all(features, n_threads=inner._threads)
 
     def unknown(self, X: Any) -> Bool:
-        """Return which rows say nothing to the model: texts without a known n-gram.
+        """Return which rows the model knows nothing about: texts without a known n-gram.
 
-        They are answered with the class frequencies of the training rows.
+        Their predictions are the class frequencies of the training rows.
         """
         features = self.to_features(X)
         unknown = np.zeros(features.shape[0], np.bool_)
@@ -348,7 +350,7 @@ class Classifier(ClassifierMixin, BaseEstimator):
         return unknown
 
     def label_ids(self, labels: Sequence[Any]) -> Int32:
-        """Return the places of labels in `classes_`; an unknown one is an error."""
+        """Return the positions of labels in `classes_`; an unknown label is an error."""
         self._require_fitted()
         return self._inner._label_index.find(
             list(labels), where=lambda i: "the label", hint="See classes_ for them.", allow_unseen=False
@@ -357,7 +359,7 @@ class Classifier(ClassifierMixin, BaseEstimator):
     # -- evaluation ----------------------------------------------------------------------------------------
 
     def log_likelihood(self, X: Any, y: Any, sample_weight: ArrayLike | None = None) -> float:
-        """Return the mean log p(y|x), normalised over all classes; over all pairs for several labels."""
+        """Return the mean log p(y|x), normalised over all classes; with several labels, over all pairs."""
         X, y = self._inputs(X, y)
         features, inner = self.to_features(X), self._inner
         hint = "Leave out rows of classes that were not in the training data."
@@ -365,10 +367,11 @@ class Classifier(ClassifierMixin, BaseEstimator):
         return inner.model_.log_likelihood(data.compact(), n_threads=inner._threads)
 
     def score(self, X: Any, y: Any, sample_weight: ArrayLike | None = None) -> float:
-        """Return the accuracy; a label that was not in the training data counts as missed.
+        """Return the accuracy; a label that was not in the training data counts as wrong.
 
-        With several labels per row it is precision@1: the fraction of rows with the predicted label among
-        theirs."""
+        With several labels per row it is precision@1: the fraction of rows whose predicted label is one of
+        theirs.
+        """
         X, y = self._inputs(X, y)
         features, inner = self.to_features(X), self._inner
         data = inner._lookup(y, features, allow_unseen=True)
@@ -390,19 +393,19 @@ class Classifier(ClassifierMixin, BaseEstimator):
     def monitor(
         self, *, alpha: float = 0.01, reference: Any = None, state: str | None = None, seed: int = 0
     ) -> Monitor:
-        """Return a monitor of drift, for a stream of rows that this model answers.
+        """Return a monitor that watches a stream of rows for drift.
 
         Parameters
         ----------
         alpha : float
-            Probability of a false alarm over the whole stream, at most.
+            Upper bound on the probability of a false alarm over the whole stream.
         reference : rows, optional
-            Rows to compare the stream with, that training has not seen. By default those that `fit` held back
-            for calibration.
+            Rows to compare the stream with, which must not have been trained on. By default the rows that
+            `fit` held out for calibration.
         state : str, optional
-            What `Monitor.to_json` returned, to go on with.
+            Saved by `Monitor.to_json`; the monitor continues from it.
         seed : int
-            Seed of the draws that break ties.
+            Seed for breaking ties.
         """
         from extremax.report.drift import Monitor
 
@@ -412,7 +415,7 @@ class Classifier(ClassifierMixin, BaseEstimator):
         return monitor if state is None else monitor.restore(state)
 
     def _reference(self, rows: Features | None) -> Reference:
-        """Return what a monitor compares with: rows given as features, or those of the fit."""
+        """Return the reference of a monitor: from given features, or that of the fit."""
         model = self._inner.model_
         if rows is None:
             if model.reference is None:
@@ -438,9 +441,10 @@ class Classifier(ClassifierMixin, BaseEstimator):
     # -- the fitted model ----------------------------------------------------------------------------------
 
     def resume_fit(self, X: Any, y: Any, *, callbacks: Sequence[Callback] = ()) -> Self:
-        """Go on with a `fit` that was cut short, or saved on the way, up to `n_epochs`.
+        """Continue a `fit` that was interrupted or saved midway, up to `n_epochs`.
 
-        With the rows of a `fit` without weights and validation, the model ends as if it had never stopped.
+        Given the rows of a `fit` without weights and validation, the model becomes what it would have been
+        without the interruption.
         """
         X, y = self._inputs(X, y)
         features, inner = self.to_features(X), self._inner
@@ -456,14 +460,14 @@ class Classifier(ClassifierMixin, BaseEstimator):
         return self
 
     def explain_label(self, label: Any, k: int = 10) -> LabelExplanation:
-        """Explain a class: the features with the greatest weights, and the classes that are most like it.
+        """Explain a class by its strongest features and by the classes most similar to it.
 
         Parameters
         ----------
         label
             One of `classes_`.
         k : int
-            Features, and classes, to list.
+            Number of features, and of classes, to list.
         """
         self._require_fitted()
         inner = self._inner
@@ -476,10 +480,11 @@ class Classifier(ClassifierMixin, BaseEstimator):
         raise NotImplementedError
 
     def fit_index(self, X: Any, *, held_out: Any = None) -> Self:
-        """Fit the index for beam search again, on rows like those to be predicted.
+        """Refit the index of beam search, on rows like those to be predicted.
 
         `held_out`, rows that the model was not trained on, choose the default width; without them, some rows
-        of X. `fit` does this by itself; `partial_fit` does not."""
+        of X do. `fit` builds the index itself; `partial_fit` does not.
+        """
         features, inner = self.to_features(X), self._inner
         unseen = None if held_out is None else self.to_features(held_out, name="held_out")
         options: dict[str, Any] = {"seed": inner.seed_, "n_threads": inner._threads}
@@ -489,12 +494,12 @@ class Classifier(ClassifierMixin, BaseEstimator):
         return self._replace_model(inner.model_.with_search("beam", index))
 
     def add_search(self, name: str, search: Search) -> Self:
-        """Add a search of one's own to the fitted model, for ``predict_topk(search=name)``."""
+        """Add a custom search to the fitted model, for ``predict_topk(search=name)``."""
         self._require_fitted()
         return self._replace_model(self._inner.model_.with_search(name, search))
 
     def describe_classes(self, descriptions: Sequence[str]) -> Self:
-        """Keep a text on each class, in the order of `classes_`; it is saved with the model."""
+        """Store a description of each class, in the order of `classes_`; it is saved with the model."""
         self._require_fitted()
         return self._replace_model(self._inner.model_.with_descriptions(descriptions))
 
@@ -503,18 +508,18 @@ class Classifier(ClassifierMixin, BaseEstimator):
     def add_classes(
         self, X: Any, y: Any, sample_weight: ArrayLike | None = None, *, classes: ArrayLike | None = None
     ) -> Self:
-        """Add classes to a fitted model, by rows of these classes; the weights of all others stay.
+        """Add new classes to a fitted model, given rows of them; all other weights stay the same.
 
-        The weights of a further class follow from its rows and from what the fit has learnt about all
-        classes: no epoch is run, and no row of another class is needed. `partial_fit` goes on from there.
-        The features of texts stay as they are: words that no text of `fit` had say nothing about a class.
+        The weights of a new class follow from its rows and from what the fit learned about all classes: no
+        epoch is run, and no rows of other classes are needed. `partial_fit` continues from there. Text
+        features do not change: words that no text of `fit` had tell nothing about a class.
 
         Parameters
         ----------
         X : array or sparse matrix (n_samples, n_features), or sequence of texts
-            Rows of the further classes.
+            Rows of the new classes.
         y : sequence of n_samples labels, or of lists of labels, or indicator matrix
-            A row whose label is a class of the model already is an error: ``partial_fit(X, y,
+            A row whose label is already a class of the model is an error; ``partial_fit(X, y,
             new_classes="add")`` takes rows of both. Of a row with several labels, one must be new.
         sample_weight : array (n_samples,), optional
             Weight of each row.
@@ -540,16 +545,16 @@ class Classifier(ClassifierMixin, BaseEstimator):
         return self
 
     def remove_classes(self, labels: Any) -> Self:
-        """Remove classes from a fitted model, exactly: their weights are gone, all others stay.
+        """Remove classes from a fitted model, exactly; all other weights stay the same.
 
-        The softmax of the scores over the classes that are left is the conditional probability, given that
-        none of the removed ones is meant. Of the calibration, uniform mixing keeps its share of every class
-        that is left, and the temperature of a row depends on the classes that are left.
+        The softmax over the remaining classes is the conditional probability given that the class is none
+        of the removed ones. In the calibration, every remaining class keeps its share of the uniform mixing,
+        and the temperature of a row depends on the remaining classes.
 
         Parameters
         ----------
         labels : sequence
-            Some of `classes_`; a single label may stand alone.
+            Some of `classes_`, or a single label.
 
         Examples
         --------
@@ -564,16 +569,16 @@ class Classifier(ClassifierMixin, BaseEstimator):
         return self
 
     def merge_classes(self, names: Mapping[Any, Any]) -> Self:
-        """Give classes other names; classes of the same name become one, exactly.
+        """Rename classes; classes with the same new name become one, exactly.
 
-        The probability of a merged class is the sum of those of its parts, in every method and search. The
-        model keeps the weights of all parts.
+        The probability of a merged class is the sum of those of its members, in every method and search. The
+        model keeps the weights of all members.
 
         Parameters
         ----------
         names : dict
-            New name of each label that changes: another label of the model, or a name that is new. All
-            changes are made at once, so that ``{"a": "b", "b": "a"}`` exchanges two names.
+            New name of each label to change: another label of the model, or a new name. All changes are made
+            at once, so ``{"a": "b", "b": "a"}`` swaps two names.
 
         Examples
         --------
@@ -592,19 +597,19 @@ class Classifier(ClassifierMixin, BaseEstimator):
     # -- files ---------------------------------------------------------------------------------------------
 
     def _replace_model(self, model: Model) -> Self:
-        """Put another model, such as a calibrated one, in the place of the fitted one."""
+        """Replace the fitted model, for example by a calibrated one."""
         inner = self._inner
         inner._fitted.model = model
         inner.model_ = model
         return self
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the model to a folder, all at once or not at all; `load_model` opens it."""
+        """Save the model to a folder, completely or not at all; `load_model` opens it."""
         self._require_fitted("before save")
         self._inner._save(path, self._components())
 
     def _components(self) -> Mapping[str, State]:
-        """Return what is saved beside the classifier of features."""
+        """Return the components to save besides the classifier of features."""
         return {}
 
 
@@ -628,16 +633,17 @@ class ExtremeClassifier(Classifier):
     model_ : Model
         Weights, noise, calibration and search indexes.
     choices_ : dict
-        What was left open and chosen: ``solver``, ``n_epochs`` and others, ``temperature``,
+        Values that were chosen automatically: ``solver``, ``n_epochs`` and others, ``temperature``,
         ``uniform_mix`` and ``temperature_slope``, the tree's ``tree_regularization`` by level,
-        ``beam_width`` and ``beam_recall``; ``limited_rows``, ``scaled_columns`` and ``evened_columns``, where
-        rows were outlying, sparse columns far larger than others, or dense ones of uneven scales.
+        ``beam_width`` and ``beam_recall``; ``limited_rows``, ``scaled_columns`` and ``evened_columns`` if
+        there were outlying rows, sparse columns far larger than others, or dense columns of uneven scales.
     history_ : list of dict
-        Epoch by epoch: ``epoch``, ``seconds`` of training so far (projection and tree included), ``loss``,
-        ``learning_rate``, and with validation data ``valid_log_likelihood``, ``valid_accuracy``,
-        ``valid_top_k_accuracy``. Epoch 0 is the start. With several labels per row, the likelihood is a mean
-        over pairs, and one right label counts. Where a fit keeps rows back for calibration, the last record
-        has the same figures of the finished model on these: ``held_out_rows``, ``held_out_accuracy``, ...
+        One record per epoch: ``epoch``, ``seconds`` of training so far (projection and tree included),
+        ``loss``, ``learning_rate``, and with validation data ``valid_log_likelihood``, ``valid_accuracy``,
+        ``valid_top_k_accuracy``. Epoch 0 is the initial model. With several labels per row, the likelihood
+        is a mean over pairs, and one correct label counts. If the fit held rows out for calibration, the
+        last record has the same figures of the finished model on them: ``held_out_rows``,
+        ``held_out_accuracy``, ...
     interrupted_ : bool
         Whether Ctrl-C ended the last fit early.
 
@@ -706,9 +712,7 @@ class ExtremeClassifier(Classifier):
 
     @classmethod
     def with_solver(cls, solver: str = "auto", **parameters: Any) -> Self:
-        """Return a classifier from its parameters and those of a named solver side by side.
-
-        Recipes give them that way.
+        """Return a classifier, given its parameters and those of a named solver side by side, as in a recipe.
 
         Examples
         --------
@@ -720,7 +724,7 @@ class ExtremeClassifier(Classifier):
 
     @classmethod
     def paper(cls, **parameters: Any) -> Self:
-        """Return an estimator with the paper's algorithm and parameters, and some of one's own.
+        """Return an estimator with the paper's algorithm and parameters, some of which may be changed.
 
         Bamler and Mandt, "Extreme Classification via Adversarial Softmax Approximation": negative sampling
         with one negative per row, a label tree fitted to the letter on 16 principal components of all rows
@@ -824,7 +828,7 @@ class ExtremeClassifier(Classifier):
 
     @property
     def changes_(self) -> list[dict[str, Any]]:
-        """Changes of the classes since the fit, oldest first: what, when, of how many classes and rows."""
+        """Changes of the classes since the fit, oldest first, with time and numbers of classes and rows."""
         return [dict(change) for change in self._changes]
 
     def _forget(self) -> None:
@@ -888,7 +892,7 @@ class ExtremeClassifier(Classifier):
 
     @property
     def _no_coefficients(self) -> str | None:
-        """Say why there is no `coef_`; None where there is one."""
+        """The reason why there is no `coef_`; None if there is one."""
         if "model_" not in vars(self):
             return f"This {type(self).__name__} is not fitted yet; call fit(X, y) first."
         scorer = self.model_.scorer
@@ -906,7 +910,7 @@ class ExtremeClassifier(Classifier):
 
     @property
     def choices_(self) -> dict[str, Any]:
-        """What was left open and chosen, as the model has it now."""
+        """The automatically chosen values, as the model has them now."""
         if "model_" not in vars(self):
             raise AttributeError(f"This {type(self).__name__} is not fitted yet; call fit(X, y) first.")
         scaling = self.layout_.scaling
@@ -933,7 +937,7 @@ class ExtremeClassifier(Classifier):
         return Context(seed, self._threads, ProgressLine(int(self.verbose)), self.memory_limit)
 
     def check_params(self) -> None:
-        """Raise for parameters that are wrong, of the classifier or of its solver."""
+        """Raise for invalid parameters of the classifier or its solver."""
         values = self.get_params(deep=False)
         if isinstance(self.solver, str):  # a name may have been registered since the table was written
             check_parameters(CLASSIFIER, {"solver": values.pop("solver")}, {"solver": [solver_names()]})
@@ -1053,9 +1057,9 @@ class ExtremeClassifier(Classifier):
         return data.with_class_weight(class_weights(given, data, len(self.classes_)))
 
     def to_features(self, X: Any, name: str = "X") -> Features:
-        """The features of rows as the model reads them, checked: dense float32, or CSR.
+        """Check rows and return the features that the model reads: dense float32, or CSR.
 
-        `name` is what error messages call the rows.
+        Error messages call the rows `name`.
         """
         if name == "X":
             self._require_fitted()

@@ -42,21 +42,20 @@ def _of_classifier(name: str, doc: str) -> Any:
 class TextClassifier(Classifier):
     """Classifier of texts over very many classes: words and character n-grams, then an `ExtremeClassifier`.
 
-    A text that says nothing to the model, because neither a word nor enough parts of words are known, is
-    answered with the class frequencies of the training texts.
+    For a text without a known word or enough known parts of words, the prediction is the class frequencies
+    of the training texts.
 
     Parameters
     ----------
     classifier : ExtremeClassifier, optional
-        What is trained on the features, with its settings; it is copied, not changed. ``ExtremeClassifier()``
-        if not given.
+        Trained on the features; it is copied, not changed. ``ExtremeClassifier()`` if not given.
     features : NgramFeatures, optional
         Settings of the text features; ``NgramFeatures()`` if not given.
     encoder : str or object with a method ``encode``, optional
         Sentence embeddings: the name or folder of a sentence-transformers model (``pip install
         extremax[embeddings]``), or an object whose ``encode(texts)`` gives an array (n_texts, n_features).
-        In place of `features` or, if these are given as well, together with them. The encoder itself is not
-        saved with the model: give it to `load_model` again, as a name or as an object.
+        It replaces `features` or, if these are given as well, is used together with them. The encoder itself
+        is not saved with the model: pass it to `load_model` again, as a name or as an object.
 
     Attributes
     ----------
@@ -105,7 +104,7 @@ class TextClassifier(Classifier):
     def set_params(self, **params: Any) -> Self:
         """Set parameters; those of `classifier` and `features` as ``classifier__n_epochs``.
 
-        Where `classifier` or `features` is None, such a parameter is one of what None stands for.
+        Where `classifier` or `features` is None, the default object is created first.
         """
         own = self.get_params(deep=False)
         nested = {name.partition("__")[0] for name in params if "__" in name}
@@ -199,12 +198,12 @@ class TextClassifier(Classifier):
         return frame_texts(X), y
 
     def to_features(self, X: Any, name: str = "X") -> Features:
-        """The features of texts as the model reads them; n-grams and embeddings side by side."""
+        """Return the features of texts that the model reads: n-grams and embeddings side by side."""
         features = self.transform(X)
         return self.classifier_.to_features(features, name)
 
     def transform(self, X: Sequence[str]) -> Any:
-        """The features of the texts that the classifier sees.
+        """Return the features of texts for the classifier.
 
         Returns
         -------
@@ -223,7 +222,7 @@ class TextClassifier(Classifier):
         return self._beside_embeddings(features, listed)
 
     def _beside_embeddings(self, features: Any, texts: list[str]) -> Any:
-        """Return the features of texts, or None, with their embeddings where there is an encoder."""
+        """Return features together with the embeddings of the texts, if there is an encoder."""
         if not self._encodes:
             return features
         embeddings = _encode(self._find_encoder(), texts)
@@ -250,7 +249,7 @@ class TextClassifier(Classifier):
         return self._encoder
 
     def is_known(self, X: Sequence[str]) -> Bool:
-        """Whether each text says something to the model; the others are answered with class frequencies."""
+        """Return whether each text is known to the model; others are predicted by class frequencies."""
         return ~self.unknown(X)
 
     # -- explanations --------------------------------------------------------------------------------------
@@ -283,7 +282,7 @@ class TextClassifier(Classifier):
             return explain_frequencies(self.classes_, best[0][0], best[1][0])
         if self.features_ is None:
             raise ValueError(
-                "an embedding is a sum over the whole text, which no word has a part of its own in; explain"
+                "an embedding describes the whole text, so no word has a contribution of its own; explain"
                 " needs features=NgramFeatures()."
             )
         found = self.features_.occurrences(text)
@@ -391,9 +390,9 @@ def load_model(
 ) -> ExtremeClassifier | TextClassifier:
     """Open a model that `save` of a classifier wrote, in one piece or in shards of classes.
 
-    Arrays are memory-mapped: opening takes no longer for a larger model. Each load checks the header, the
-    sizes, a sample of the data, and that all parts fit together. A `random_state` that was no integer comes
-    back as None.
+    Arrays are memory-mapped: opening a larger model takes no longer. Each load checks the header, the sizes,
+    a sample of the data, and that all parts fit together. A `random_state` that was not an integer is loaded
+    as None.
 
     Parameters
     ----------
@@ -402,9 +401,9 @@ def load_model(
     verify : bool
         Read and check all of the data.
     encoder : str or object with a method ``encode``, optional
-        For a `TextClassifier` that was trained with an encoder: the model holds only what came after it. A
-        name that the folder holds is not loaded by itself, because a folder from elsewhere may name anything:
-        give the name of the encoder that you trust.
+        The encoder of a `TextClassifier` that was trained with one; the folder holds only the model behind
+        it. An encoder named in the folder is not loaded automatically, because a folder from elsewhere may
+        name anything: pass the name of an encoder that you trust.
 
     Returns
     -------
@@ -414,7 +413,7 @@ def load_model(
     Raises
     ------
     ModelFileError
-        If the folder is no model, is damaged, or its parts do not fit together.
+        If the folder is not a model, is damaged, or its parts do not fit together.
 
     Examples
     --------
