@@ -52,7 +52,7 @@ ONLY_IN = {
     "dask": "dask",
     "distributed": "dask",
 }
-LONGEST_CHAIN = 17
+LONGEST_CHAIN = 16
 
 
 @dataclass(frozen=True)

@@ -100,7 +100,7 @@ def test_eval_set_as_in_lightgbm_identity() -> None:
     assert all([record["valid_log_likelihood"] for record in other] == losses for other in others)
     texts = TextClassifier(ExtremeClassifier(random_state=0)).fit(TEXTS, LABELS, eval_set=[(TEXTS, LABELS)])
     assert texts.history_[-1]["valid_accuracy"] == 1.0
-    with pytest.raises(ValueError, match=r"eval_set has 2 pairs; give one, \(X_valid, y_valid\)"):
+    with pytest.raises(ValueError, match=r"eval_set has 2 pairs; it must contain one \(X_valid, y_valid\)"):
         ExtremeClassifier().fit(X, y, eval_set=[(X, y), (X, y)])
     with pytest.raises(TypeError, match=r"eval_set must be a pair \(X_valid, y_valid\); got list"):
         ExtremeClassifier().fit(X, y, eval_set=[X])

@@ -12,6 +12,7 @@ from sklearn.base import clone
 from sklearn.exceptions import NotFittedError
 
 from extremax import ExtremeClassifier, TextClassifier, evaluate, load_model
+from extremax.classifier import FirstRows
 from extremax.errors import ModelFileError
 from extremax.features.ngrams import NgramFeatures
 from extremax.storage.state import State, merge
@@ -250,9 +251,9 @@ def test_default_is_features_then_classifier_identity(wide: TextClassifier) -> N
     texts, labels = [*TEXTS, *["slipped on ice"] * 20], [*LABELS, *["ice"] * 20]
     features = NgramFeatures().fit(texts)
     apart = ExtremeClassifier("sparse_softmax", random_state=0)
-    nothing: dict[str, Any] = {"eval_set": None, "classes": None, "callbacks": ()}
     # what columns are, a matrix does not tell
-    apart._fit(features.transform(texts), labels, None, groups=features.column_groups, **nothing)
+    rows = FirstRows(features.transform(texts), features.column_groups)
+    apart._train_first(rows, labels, None, None, None, ())
     some = ["jumped from a boat", "a tree"]
     np.testing.assert_array_equal(
         wide.predict_log_proba(some), apart.predict_log_proba(features.transform(some))

@@ -6,7 +6,7 @@ as it is.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
@@ -18,7 +18,7 @@ from extremax.errors import warn_caller
 from extremax.examples import Examples
 from extremax.model import ClassInfo, Descriptions, Model
 from extremax.runtime.context import Context
-from extremax.scores.base import EditableSearch, Search, Weights
+from extremax.scores.base import EditableSearch, Scorer, Search, Weights
 from extremax.scores.dense import DenseWeights
 from extremax.scores.merged import LabelMap
 from extremax.solvers.base import Trainer, TrainState
@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 def add_rows(
     clf: ExtremeClassifier, X: Features, y: Any, sample_weight: ArrayLike | None, classes: ArrayLike | None
 ) -> None:
-    """Add the classes of checked rows to a classifier."""
+    """Add the classes of checked rows to a classifier, in place."""
     known, targets = encode_targets(y, n_samples=X.shape[0], classes=classes)
     data = clf._weighted(targets.with_features(X), sample_weight)
     ids = _find_labels(clf, known)
@@ -77,7 +77,7 @@ def add_rows(
 
 
 def remove_labels(clf: ExtremeClassifier, labels: Any) -> None:
-    """Remove some labels from a classifier; a single one may stand alone."""
+    """Remove labels, or a single label, from a classifier."""
     if isinstance(labels, np.ndarray):
         labels = labels.tolist()
     alone = isinstance(labels, str | bytes) or not isinstance(labels, Iterable)
@@ -89,7 +89,7 @@ def remove_labels(clf: ExtremeClassifier, labels: Any) -> None:
 
 
 def rename_labels(clf: ExtremeClassifier, names: Mapping[Any, Any]) -> None:
-    """Give labels of a classifier other names; those of the same name become one."""
+    """Rename labels of a classifier; labels with the same new name become one."""
     if not isinstance(names, Mapping) or not names:
         raise TypeError("merge_classes takes a dict from labels to their new names, with one or more.")
     labels = clf.classes_.tolist()
@@ -107,12 +107,12 @@ def rename_labels(clf: ExtremeClassifier, names: Mapping[Any, Any]) -> None:
 
 
 def _find_labels(clf: ExtremeClassifier, labels: NDArray[Any]) -> Int32:
-    """Return the class of each label, -1 for those that are none."""
+    """Return the class of each label, -1 for unknown labels."""
     return clf._label_index.find(labels, where=str, hint="", allow_unseen=True)
 
 
 def _add(clf: ExtremeClassifier, known: NDArray[Any], ids: Int32, data: Examples) -> None:
-    """Add those of the `known` labels that have no id yet, by their rows among `data`."""
+    """Add those of the `known` labels that have no id yet, using their rows in `data`."""
     number = np.where(ids < 0, np.cumsum(ids < 0) - 1, -1).astype(np.int32)
     new, rows = known[ids < 0], replace(data, y=number[data.y]).usable().compact()
     check_savable(new)
@@ -127,7 +127,7 @@ def _add(clf: ExtremeClassifier, known: NDArray[Any], ids: Int32, data: Examples
 
 
 def add_unseen(clf: ExtremeClassifier, y: Any, features: Features, sample_weight: ArrayLike | None) -> None:
-    """Add the labels of rows that are not among the classes."""
+    """Add the labels of rows that are not classes yet."""
     if clf._indicator is not None and indicator_format(y) is not None and not is_frame(y):
         return  # its columns are the classes
     known, targets = encode_targets(y, n_samples=features.shape[0])
@@ -138,7 +138,7 @@ def add_unseen(clf: ExtremeClassifier, y: Any, features: Features, sample_weight
 
 
 def _merged_weights(clf: ExtremeClassifier, labels: NDArray[Any], target: Int32) -> dict[Any, float] | None:
-    """Return `class_weight` by names after a merge: the mean of those merged, by their training rows."""
+    """Return `class_weight` after a merge: means of the merged weights, weighted by training rows."""
     if not isinstance(clf.class_weight, dict):
         return None
     index = clf._label_index
@@ -170,7 +170,7 @@ def _change(
     n_rows: int,
     class_weight: dict[Any, float] | None = None,
 ) -> None:
-    """Take a changed model in the place of the fitted one, and remember the change."""
+    """Replace the fitted model by a changed one, and record the change."""
     index = LabelIndex(labels)
     record: Change = {
         "what": what,
@@ -194,10 +194,10 @@ def _change(
 
 
 def remove_classes(fitted: Fitted, kept: Bool) -> Fitted:
-    """Return the model of the classes that are `kept`, their scores as they were.
+    """Return the model restricted to the `kept` classes, with the same scores.
 
-    The softmax over them is the conditional probability, given that none of the others is meant.  Uniform
-    mixing keeps its share of each class that is left.
+    Its softmax is the conditional probability given that the class is a kept one.  Every kept class keeps its
+    share of the uniform mixing.
     """
     model = fitted.model
     lines, label_map = model.lines.take(kept)
@@ -250,15 +250,15 @@ def add_classes(fitted: Fitted, data: Examples, place: Int64, context: Context) 
     if noise is None:
         grown = replace(grown, projection=None, classes=replace(classes, means=None))
         state.projection = state.class_means = None
-    searches = _follow(model, lambda search: search.plus_classes(grown.scorer))
+    searches = _follow(model, grown.scorer)
     changed = replace_model(fitted, replace(grown, searches=searches), state)
     return _order_classes(changed, place)
 
 
 def replace_model(fitted: Fitted, model: Model, state: TrainState | None = None) -> Fitted:
-    """Return a fitted model of its own, with another model and state.
+    """Return a copy with another model and state, and without a reference for monitors.
 
-    What monitors compare with were answers of other classes.
+    The reference holds answers of other classes.
     """
     model = replace(model, reference=None)
     state = fitted.state if state is None else state
@@ -269,12 +269,12 @@ def replace_model(fitted: Fitted, model: Model, state: TrainState | None = None)
 
 
 def _new_state(state: TrainState, **changes: Any) -> TrainState:
-    """Return a state whose numbers of training pairs, those of another set of classes, are gone."""
+    """Return a changed state without values of training pairs, which belong to other classes."""
     return replace(state, pair_values=None, pair_key=0, **changes)
 
 
 def _noise_to_edit(model: Model) -> EditedNoise | None:
-    """Return the noise that scores or training contain; None where it only told where to look for classes."""
+    """Return the noise that scores or training use; None where it only proposed classes."""
     if model.noise is None or not SOLVERS[model.solver].uses_noise:
         return None
     return EditedNoise.of(model.noise)
@@ -299,12 +299,12 @@ def _take_lines(fitted: Fitted, index: Int64) -> Fitted:
     )
     weights = _weights_of(model, changed, index)
     found = replace(model, weights=weights, noise=noise, projection=projection, classes=classes, searches={})
-    searches = _follow(model, lambda search: search.take_classes(index, found.scorer))
+    searches = _follow(model, found.scorer)
     return replace_model(fitted, replace(found, searches=searches), changed)
 
 
 def _weights_of(model: Model, state: TrainState, index: Int64) -> Weights:
-    """Return the weights for prediction of a state whose lines were taken."""
+    """Return the prediction weights of a state after its lines were taken."""
     tables = state.tables
     if isinstance(tables, Tables):
         return DenseWeights(tables.weights, tables.biases, state.feature_scale)
@@ -315,12 +315,12 @@ def _weights_of(model: Model, state: TrainState, index: Int64) -> Weights:
     return weights
 
 
-def _follow(model: Model, change: Callable[[EditableSearch], Search]) -> dict[str, Search]:
-    """Return the searches of a model after a change of its classes; one that cannot follow is left out."""
+def _follow(model: Model, scorer: Scorer) -> dict[str, Search]:
+    """Return the searches after a change of the classes; a search that cannot follow is left out."""
     searches: dict[str, Search] = {}
     for name, search in model.searches.items():
         if isinstance(search, EditableSearch):
-            searches[name] = change(search)
+            searches[name] = search.follow(scorer)
         else:
             warn_caller(
                 f"search {name!r} of this model cannot follow a change of its classes and is left out; add it"
@@ -398,7 +398,7 @@ def _plus_classes(classes: ClassInfo, counts: Int64, data: Examples) -> ClassInf
 def _grow(
     fitted: Fitted, data: Examples, n_new: int, trainer: Trainer, context: Context
 ) -> tuple[TrainState, Weights]:
-    """Return a state and weights with new classes behind the others."""
+    """Return a state and weights with new classes appended."""
     state, config = fitted.state, trainer.config
     if isinstance(state.tables, Tables | ShardedTables):
         return _grow_dense(fitted, data, n_new, config, context)
@@ -483,10 +483,10 @@ def _estimated(
 def _lead(
     record: SparseRecord, tables: Any, data: Examples, n_new: int, model: Model, context: Context
 ) -> float:
-    """Return the median lead of new classes on rows of their own, that half of these which they were not
-    made from; nothing where no class has two rows.
+    """Return the median lead of new classes on the half of their rows that they were not made from.
 
-    What is far ahead on its own rows is ahead on rows of others, too, and no such row is there to show it.
+    Zero where no class has two rows.  A class that is far ahead on its own rows is also ahead on rows of
+    other classes, and there is no such row to show it.
     """
     order = np.argsort(data.y, kind="stable")
     first = np.searchsorted(data.y[order], data.y[order])
@@ -506,7 +506,7 @@ def _lead(
 
 
 def _make_up_rows(model: Model, found: Discriminant, data: Examples, size: int) -> Float32:
-    """Return rows such as the other classes may have: a mean of a class, and a residual of a new row.
+    """Make up rows of the other classes: the mean of a class plus the residual of a new row.
 
     The means are those that the projection of the tree shows or, without a tree, those that the weights would
     have come from, were they a linear discriminant.

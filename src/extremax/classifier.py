@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -71,28 +71,45 @@ EvalSet: TypeAlias = tuple[Any, Any] | list[tuple[Any, Any]] | None
 _CHANGED = (
     "_fitted", "model_", "history_", "interrupted_", "classes_", "_label_index", "_changes", "class_weight",
 )  # fmt: skip
-_NOTHING: Mapping[str, int] = MappingProxyType({})
+
+
+class FirstRows(NamedTuple):
+    """Features of the rows of a first call, and what is known about them.
+
+    Attributes
+    ----------
+    X
+        Features, not checked yet.
+    groups
+        Groups of columns in the layout of texts.
+    held
+        Bytes that features of texts take, by part.
+    """
+
+    X: Any
+    groups: tuple[int, ...] = ()
+    held: Mapping[str, int] = MappingProxyType({})
 
 
 class Classifier(ClassifierMixin, BaseEstimator):
-    """What classifiers of features and of texts share: all that follows from features."""
+    """Base class of the classifiers of features and of texts."""
 
     _input = "X"  # what the first argument of `fit` is called in messages
 
     @property
     def _inner(self) -> ExtremeClassifier:
-        """The fitted classifier of features: this one, or that behind texts."""
+        """The fitted classifier of features: this one, or the one inside a `TextClassifier`."""
         raise NotImplementedError
 
     def to_features(self, X: Any, name: str = "X") -> Features:
-        """The features of rows as the model reads them, checked: dense float32, or CSR.
+        """Check rows and return the features that the model reads: dense float32, or CSR.
 
-        `name` is what error messages call the rows.
+        Error messages call the rows `name`.
         """
         raise NotImplementedError
 
     def _inputs(self, X: Any, y: Any) -> tuple[Any, Any]:
-        """Return rows and labels; X may be a data frame, and `y` the name of its column of labels."""
+        """Return rows and labels; `y` may name the column of labels of a data frame X."""
         return frame_inputs(X, y)
 
     def _require_fitted(self, before: str = "first") -> None:
@@ -104,13 +121,128 @@ class Classifier(ClassifierMixin, BaseEstimator):
     def __sklearn_is_fitted__(self) -> bool:
         raise NotImplementedError
 
+    # -- training ------------------------------------------------------------------------------------------
+
+    def fit(
+        self,
+        X: Any,
+        y: Any,
+        sample_weight: ArrayLike | None = None,
+        *,
+        eval_set: EvalSet = None,
+        classes: ArrayLike | None = None,
+        callbacks: Sequence[Callback] = (),
+    ) -> Self:
+        """Train from the beginning.
+
+        Parameters
+        ----------
+        X : array, memory-mapped array or sparse matrix (n_samples, n_features), or sequence of texts
+            Dense float32 in C order is used as it is, without a copy, and as a ``np.memmap`` may be larger
+            than memory: it is read in blocks. Other types are converted in memory, and sparse rows unpacked
+            where minibatches share classes. A pair ``(X_sparse, X_dense)`` of matrices with the same rows
+            gives every row both, such as words and an embedding. Data frames of any kind that narwhals knows
+            and Hugging Face datasets are read as well, also with one column of vectors. Texts may be a
+            column of either, or the column called ``text``.
+        y : sequence of n_samples labels, or of lists of labels, or indicator matrix (n_samples, n_classes)
+            Labels of any hashable type. A row with several (a list, set or array; a tuple is one label) makes
+            one positive pair with each, repeated ones counted once. An indicator matrix, sparse or dense, is
+            1 where a row has the label of a column. Rows without a label are left out, with a warning that
+            counts them. Where X is a data frame, `y` may be the name of its column of labels.
+        sample_weight : array (n_samples,), optional
+            Weight of each row in the loss, the tree and the frequencies; rows of weight zero are left out.
+        eval_set : (X_valid, y_valid) or [(X_valid, y_valid)], optional
+            Rows to validate on after each epoch; labels that `y` lacks are left out, with a warning that
+            counts them.
+        classes : sequence, optional
+            Names of the columns of an indicator matrix, which are otherwise those of a DataFrame or 0, 1, 2,
+            ...; for labels, all that there are, also those without a row.
+        callbacks : sequence of callables
+            Each gets the record of every epoch; one that returns True ends training.
+
+        Ctrl-C, once training has started, ends it with the model as far as it got.
+        """
+        pair = read_pair(eval_set)
+        self._forget()
+        X, y = self._inputs(X, y)
+        with self._nothing_left_on_failure():
+            rows = self._first_rows(X, y)
+            validation = None if pair is None else self._eval_rows(*pair)
+            self._inner._train_first(rows, y, sample_weight, classes, validation, callbacks)
+            self._finish_first(X)
+        return self
+
+    def partial_fit(
+        self,
+        X: Any,
+        y: Any,
+        classes: ArrayLike | None = None,
+        sample_weight: ArrayLike | None = None,
+        *,
+        new_classes: str = "error",
+    ) -> Self:
+        """Train one more epoch, on these rows.
+
+        The first call fixes the features of texts, the classes, the solver, the optimizer, the feature scale,
+        the projection and the noise; give it `classes` when its rows do not contain all of them. Later calls
+        go on with the same or other rows, also after `fit` and after `load_model`. The whitening of dense
+        features is renewed from all rows so far, at doubling numbers of them.
+
+        With ``new_classes="add"``, labels that are not among the classes are added by `add_classes` before
+        the epoch; by default they are an error. A row of a merged class trains the member that scores
+        highest.
+        """
+        X, y = self._inputs(X, y)
+        options: ConstraintTable = {"new_classes": [Choice(("error", "add"))]}
+        check_parameters("partial_fit", {"new_classes": new_classes}, options)
+        if self.__sklearn_is_fitted__():
+            self._inner.check_params()
+            self._inner._require_fixed_weights()
+            features = self.to_features(X)
+            self._inner._train_more(features, y, classes, sample_weight, add=new_classes == "add")
+            return self
+        with self._nothing_left_on_failure():
+            rows = self._first_rows(X, y)
+            self._inner._require_fixed_weights()
+            self._inner._start_stream(rows, y, classes, sample_weight)
+            self._finish_first(X)
+        return self
+
+    def _first_rows(self, X: Any, y: Any) -> FirstRows:
+        """Check the parameters, and return the features of the rows of a first call."""
+        raise NotImplementedError
+
+    def _eval_rows(self, X: Any, y: Any) -> tuple[Any, Any]:
+        """Return rows to validate on as the classifier of features takes them."""
+        return X, y
+
+    def _finish_first(self, X: Any) -> None:
+        """Complete the estimator after a first call."""
+
+    def _forget(self) -> None:
+        """Drop everything that an earlier fit left: its memory is needed, and a failed fit must leave
+        nothing.
+        """
+        raise NotImplementedError
+
+    @contextmanager
+    def _nothing_left_on_failure(self) -> Iterator[None]:
+        """Forget what a first call has set, unless it got as far as a model."""
+        try:
+            yield
+        except BaseException:
+            if not self.__sklearn_is_fitted__():
+                self._forget()
+            raise
+
     # -- prediction ----------------------------------------------------------------------------------------
 
     def predict(self, X: Any) -> Any:
         """Return the most probable label of each row.
 
-        A model fitted on an indicator matrix returns one, (n_samples, n_classes), as scikit-learn's
-        multi-label scorers expect: 1 for the labels of `predict_labels`, sparse where that of `fit` was.
+        A model fitted on an indicator matrix returns an indicator matrix (n_samples, n_classes), as
+        scikit-learn's multi-label scorers expect: 1 for the labels of `predict_labels`, and sparse if the
+        matrix given to `fit` was.
         """
         features, inner = self.to_features(X), self._inner
         if inner._indicator is not None:
@@ -134,9 +266,9 @@ class Classifier(ClassifierMixin, BaseEstimator):
             the normaliser from the others; where the tree's probabilities are part of the scores, it scores
             the classes that a beam reaches in the tree and **normalises over them**.
         beam_width : int, optional
-            Classes to score; by default as many as found the exact best class in 99.7% of some rows of `fit`
-            (``choices_["beam_width"]``; None there: exact search is as fast), or 64 where the noise's own
-            tree is used.
+            Number of classes to score. The default, ``choices_["beam_width"]``, found the exact best class
+            for 99.7% of some rows of `fit`; it is None if exact search is as fast. Where the tree of the
+            noise is searched, the default is 64.
         """
         ids, log_prob = self.predict_ids(X, k, search=search, beam_width=beam_width)
         return self._inner.classes_[ids], log_prob
@@ -144,7 +276,7 @@ class Classifier(ClassifierMixin, BaseEstimator):
     def predict_ids(
         self, X: Any, k: int = 5, *, search: str = "exact", beam_width: int | None = None
     ) -> tuple[Int32, Float32]:
-        """Return what `predict_topk` does, with places in `classes_` instead of labels."""
+        """Return the result of `predict_topk` with positions in `classes_` instead of labels."""
         features, inner = self.to_features(X), self._inner
         options: ConstraintTable = {
             "k": [Interval(int, 1, len(inner.classes_))],
@@ -161,11 +293,11 @@ class Classifier(ClassifierMixin, BaseEstimator):
         ----------
         X : array or sparse matrix (n_samples, n_features), or sequence of texts
         threshold : float, optional
-            Probability of a label by itself, `predict_label_proba`, from which it applies; a row may then
-            have none. By default a row has its best label, and those whose probability is at least
-            ``choices_["label_threshold"]`` times the square root of the best one's; the number has the best
-            mean F1 on rows that `fit` or `extremax.calibrate` kept back, and is 0.5 where there are none. A
-            row without any known feature has the labels of at least half of the training rows.
+            Labels whose own probability (`predict_label_proba`) is at least this apply; a row may then have
+            none. By default a row gets its best label, and every label whose probability is at least
+            ``choices_["label_threshold"]`` times the square root of the best label's. That number maximises
+            the mean F1 on rows that `fit` or `extremax.calibrate` held out, and is 0.5 without such rows. A
+            row without any known feature gets the labels that at least half of the training rows have.
         """
         features = self.to_features(X)
         rows, ids, _ = self._labels_above(features, threshold)
@@ -173,11 +305,12 @@ class Classifier(ClassifierMixin, BaseEstimator):
         return [part.tolist() for part in np.split(self._inner.classes_[ids], ends[:-1])]
 
     def predict_label_proba(self, X: Any) -> Float64:
-        """Return for every class the probability that it applies, each by itself: (n_samples, n_classes).
+        """Return the probability that each class applies, independently of the others.
 
-        Rows need not sum to one. Chosen by rows that `fit` kept back, where rows have several labels; without
-        such rows it is the probability of `predict_proba` times the mean number of labels, at most one.
-        Refuses results too large for memory.
+        The result is (n_samples, n_classes), and its rows need not sum to one. Where rows have several
+        labels, held-out rows of `fit` calibrate it; without such rows it is the probability of
+        `predict_proba` times the mean number of labels, at most one. Results too large for memory are
+        refused.
         """
         features, model = self.to_features(X), self._inner.model_
         prob = model.label_prob_all(features, n_threads=self._inner._threads)
@@ -197,19 +330,19 @@ class Classifier(ClassifierMixin, BaseEstimator):
         return scores[:, 1] - scores[:, 0] if len(inner.classes_) == 2 else scores
 
     def predict_log_proba(self, X: Any) -> Float32:
-        """Return log p(y|x) of every class, (n_samples, n_classes); refuses results too large for memory."""
+        """Return log p(y|x) of every class, (n_samples, n_classes), unless that is too large for memory."""
         features, inner = self.to_features(X), self._inner
         return inner.model_.log_prob_all(features, n_threads=inner._threads)
 
     def predict_proba(self, X: Any) -> Float64:
-        """Return p(y|x) of every class, in float64; refuses results too large for memory."""
+        """Return p(y|x) of every class, in float64, unless that is too large for memory."""
         features, inner = self.to_features(X), self._inner
         return inner.model_.prob_all(features, n_threads=inner._threads)
 
     def unknown(self, X: Any) -> Bool:
-        """Return which rows say nothing to the model: texts without a known n-gram.
+        """Return which rows the model knows nothing about: texts without a known n-gram.
 
-        They are answered with the class frequencies of the training rows.
+        Their predictions are the class frequencies of the training rows.
         """
         features = self.to_features(X)
         unknown = np.zeros(features.shape[0], np.bool_)
@@ -217,7 +350,7 @@ class Classifier(ClassifierMixin, BaseEstimator):
         return unknown
 
     def label_ids(self, labels: Sequence[Any]) -> Int32:
-        """Return the places of labels in `classes_`; an unknown one is an error."""
+        """Return the positions of labels in `classes_`; an unknown label is an error."""
         self._require_fitted()
         return self._inner._label_index.find(
             list(labels), where=lambda i: "the label", hint="See classes_ for them.", allow_unseen=False
@@ -226,7 +359,7 @@ class Classifier(ClassifierMixin, BaseEstimator):
     # -- evaluation ----------------------------------------------------------------------------------------
 
     def log_likelihood(self, X: Any, y: Any, sample_weight: ArrayLike | None = None) -> float:
-        """Return the mean log p(y|x), normalised over all classes; over all pairs for several labels."""
+        """Return the mean log p(y|x), normalised over all classes; with several labels, over all pairs."""
         X, y = self._inputs(X, y)
         features, inner = self.to_features(X), self._inner
         hint = "Leave out rows of classes that were not in the training data."
@@ -234,10 +367,11 @@ class Classifier(ClassifierMixin, BaseEstimator):
         return inner.model_.log_likelihood(data.compact(), n_threads=inner._threads)
 
     def score(self, X: Any, y: Any, sample_weight: ArrayLike | None = None) -> float:
-        """Return the accuracy; a label that was not in the training data counts as missed.
+        """Return the accuracy; a label that was not in the training data counts as wrong.
 
-        With several labels per row it is precision@1: the fraction of rows with the predicted label among
-        theirs."""
+        With several labels per row it is precision@1: the fraction of rows whose predicted label is one of
+        theirs.
+        """
         X, y = self._inputs(X, y)
         features, inner = self.to_features(X), self._inner
         data = inner._lookup(y, features, allow_unseen=True)
@@ -259,19 +393,19 @@ class Classifier(ClassifierMixin, BaseEstimator):
     def monitor(
         self, *, alpha: float = 0.01, reference: Any = None, state: str | None = None, seed: int = 0
     ) -> Monitor:
-        """Return a monitor of drift, for a stream of rows that this model answers.
+        """Return a monitor that watches a stream of rows for drift.
 
         Parameters
         ----------
         alpha : float
-            Probability of a false alarm over the whole stream, at most.
+            Upper bound on the probability of a false alarm over the whole stream.
         reference : rows, optional
-            Rows to compare the stream with, that training has not seen. By default those that `fit` held back
-            for calibration.
+            Rows to compare the stream with, which must not have been trained on. By default the rows that
+            `fit` held out for calibration.
         state : str, optional
-            What `Monitor.to_json` returned, to go on with.
+            Saved by `Monitor.to_json`; the monitor continues from it.
         seed : int
-            Seed of the draws that break ties.
+            Seed for breaking ties.
         """
         from extremax.report.drift import Monitor
 
@@ -281,7 +415,7 @@ class Classifier(ClassifierMixin, BaseEstimator):
         return monitor if state is None else monitor.restore(state)
 
     def _reference(self, rows: Features | None) -> Reference:
-        """Return what a monitor compares with: rows given as features, or those of the fit."""
+        """Return the reference of a monitor: from given features, or that of the fit."""
         model = self._inner.model_
         if rows is None:
             if model.reference is None:
@@ -307,9 +441,10 @@ class Classifier(ClassifierMixin, BaseEstimator):
     # -- the fitted model ----------------------------------------------------------------------------------
 
     def resume_fit(self, X: Any, y: Any, *, callbacks: Sequence[Callback] = ()) -> Self:
-        """Go on with a `fit` that was cut short, or saved on the way, up to `n_epochs`.
+        """Continue a `fit` that was interrupted or saved midway, up to `n_epochs`.
 
-        With the rows of a `fit` without weights and validation, the model ends as if it had never stopped.
+        Given the rows of a `fit` without weights and validation, the model becomes what it would have been
+        without the interruption.
         """
         X, y = self._inputs(X, y)
         features, inner = self.to_features(X), self._inner
@@ -325,14 +460,14 @@ class Classifier(ClassifierMixin, BaseEstimator):
         return self
 
     def explain_label(self, label: Any, k: int = 10) -> LabelExplanation:
-        """Explain a class: the features with the greatest weights, and the classes that are most like it.
+        """Explain a class by its strongest features and by the classes most similar to it.
 
         Parameters
         ----------
         label
             One of `classes_`.
         k : int
-            Features, and classes, to list.
+            Number of features, and of classes, to list.
         """
         self._require_fitted()
         inner = self._inner
@@ -345,10 +480,11 @@ class Classifier(ClassifierMixin, BaseEstimator):
         raise NotImplementedError
 
     def fit_index(self, X: Any, *, held_out: Any = None) -> Self:
-        """Fit the index for beam search again, on rows like those to be predicted.
+        """Refit the index of beam search, on rows like those to be predicted.
 
         `held_out`, rows that the model was not trained on, choose the default width; without them, some rows
-        of X. `fit` does this by itself; `partial_fit` does not."""
+        of X do. `fit` builds the index itself; `partial_fit` does not.
+        """
         features, inner = self.to_features(X), self._inner
         unseen = None if held_out is None else self.to_features(held_out, name="held_out")
         options: dict[str, Any] = {"seed": inner.seed_, "n_threads": inner._threads}
@@ -358,12 +494,12 @@ class Classifier(ClassifierMixin, BaseEstimator):
         return self._replace_model(inner.model_.with_search("beam", index))
 
     def add_search(self, name: str, search: Search) -> Self:
-        """Add a search of one's own to the fitted model, for ``predict_topk(search=name)``."""
+        """Add a custom search to the fitted model, for ``predict_topk(search=name)``."""
         self._require_fitted()
         return self._replace_model(self._inner.model_.with_search(name, search))
 
     def describe_classes(self, descriptions: Sequence[str]) -> Self:
-        """Keep a text on each class, in the order of `classes_`; it is saved with the model."""
+        """Store a description of each class, in the order of `classes_`; it is saved with the model."""
         self._require_fitted()
         return self._replace_model(self._inner.model_.with_descriptions(descriptions))
 
@@ -372,18 +508,18 @@ class Classifier(ClassifierMixin, BaseEstimator):
     def add_classes(
         self, X: Any, y: Any, sample_weight: ArrayLike | None = None, *, classes: ArrayLike | None = None
     ) -> Self:
-        """Add classes to a fitted model, by rows of these classes; the weights of all others stay.
+        """Add new classes to a fitted model, given rows of them; all other weights stay the same.
 
-        The weights of a further class follow from its rows and from what the fit has learnt about all
-        classes: no epoch is run, and no row of another class is needed. `partial_fit` goes on from there.
-        The features of texts stay as they are: words that no text of `fit` had say nothing about a class.
+        The weights of a new class follow from its rows and from what the fit learned about all classes: no
+        epoch is run, and no rows of other classes are needed. `partial_fit` continues from there. Text
+        features do not change: words that no text of `fit` had tell nothing about a class.
 
         Parameters
         ----------
         X : array or sparse matrix (n_samples, n_features), or sequence of texts
-            Rows of the further classes.
+            Rows of the new classes.
         y : sequence of n_samples labels, or of lists of labels, or indicator matrix
-            A row whose label is a class of the model already is an error: ``partial_fit(X, y,
+            A row whose label is already a class of the model is an error; ``partial_fit(X, y,
             new_classes="add")`` takes rows of both. Of a row with several labels, one must be new.
         sample_weight : array (n_samples,), optional
             Weight of each row.
@@ -409,16 +545,16 @@ class Classifier(ClassifierMixin, BaseEstimator):
         return self
 
     def remove_classes(self, labels: Any) -> Self:
-        """Remove classes from a fitted model, exactly: their weights are gone, all others stay.
+        """Remove classes from a fitted model, exactly; all other weights stay the same.
 
-        The softmax of the scores over the classes that are left is the conditional probability, given that
-        none of the removed ones is meant. Of the calibration, uniform mixing keeps its share of every class
-        that is left, and the temperature of a row depends on the classes that are left.
+        The softmax over the remaining classes is the conditional probability given that the class is none
+        of the removed ones. In the calibration, every remaining class keeps its share of the uniform mixing,
+        and the temperature of a row depends on the remaining classes.
 
         Parameters
         ----------
         labels : sequence
-            Some of `classes_`; a single label may stand alone.
+            Some of `classes_`, or a single label.
 
         Examples
         --------
@@ -433,16 +569,16 @@ class Classifier(ClassifierMixin, BaseEstimator):
         return self
 
     def merge_classes(self, names: Mapping[Any, Any]) -> Self:
-        """Give classes other names; classes of the same name become one, exactly.
+        """Rename classes; classes with the same new name become one, exactly.
 
-        The probability of a merged class is the sum of those of its parts, in every method and search. The
-        model keeps the weights of all parts.
+        The probability of a merged class is the sum of those of its members, in every method and search. The
+        model keeps the weights of all members.
 
         Parameters
         ----------
         names : dict
-            New name of each label that changes: another label of the model, or a name that is new. All
-            changes are made at once, so that ``{"a": "b", "b": "a"}`` exchanges two names.
+            New name of each label to change: another label of the model, or a new name. All changes are made
+            at once, so ``{"a": "b", "b": "a"}`` swaps two names.
 
         Examples
         --------
@@ -461,19 +597,19 @@ class Classifier(ClassifierMixin, BaseEstimator):
     # -- files ---------------------------------------------------------------------------------------------
 
     def _replace_model(self, model: Model) -> Self:
-        """Put another model, such as a calibrated one, in the place of the fitted one."""
+        """Replace the fitted model, for example by a calibrated one."""
         inner = self._inner
         inner._fitted.model = model
         inner.model_ = model
         return self
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the model to a folder, all at once or not at all; `load_model` opens it."""
+        """Save the model to a folder, completely or not at all; `load_model` opens it."""
         self._require_fitted("before save")
         self._inner._save(path, self._components())
 
     def _components(self) -> Mapping[str, State]:
-        """Return what is saved beside the classifier of features."""
+        """Return the components to save besides the classifier of features."""
         return {}
 
 
@@ -497,16 +633,17 @@ class ExtremeClassifier(Classifier):
     model_ : Model
         Weights, noise, calibration and search indexes.
     choices_ : dict
-        What was left open and chosen: ``solver``, ``n_epochs`` and others, ``temperature``,
+        Values that were chosen automatically: ``solver``, ``n_epochs`` and others, ``temperature``,
         ``uniform_mix`` and ``temperature_slope``, the tree's ``tree_regularization`` by level,
-        ``beam_width`` and ``beam_recall``; ``limited_rows``, ``scaled_columns`` and ``evened_columns``, where
-        rows were outlying, sparse columns far larger than others, or dense ones of uneven scales.
+        ``beam_width`` and ``beam_recall``; ``limited_rows``, ``scaled_columns`` and ``evened_columns`` if
+        there were outlying rows, sparse columns far larger than others, or dense columns of uneven scales.
     history_ : list of dict
-        Epoch by epoch: ``epoch``, ``seconds`` of training so far (projection and tree included), ``loss``,
-        ``learning_rate``, and with validation data ``valid_log_likelihood``, ``valid_accuracy``,
-        ``valid_top_k_accuracy``. Epoch 0 is the start. With several labels per row, the likelihood is a mean
-        over pairs, and one right label counts. Where a fit keeps rows back for calibration, the last record
-        has the same figures of the finished model on these: ``held_out_rows``, ``held_out_accuracy``, ...
+        One record per epoch: ``epoch``, ``seconds`` of training so far (projection and tree included),
+        ``loss``, ``learning_rate``, and with validation data ``valid_log_likelihood``, ``valid_accuracy``,
+        ``valid_top_k_accuracy``. Epoch 0 is the initial model. With several labels per row, the likelihood
+        is a mean over pairs, and one correct label counts. If the fit held rows out for calibration, the
+        last record has the same figures of the finished model on them: ``held_out_rows``,
+        ``held_out_accuracy``, ...
     interrupted_ : bool
         Whether Ctrl-C ended the last fit early.
 
@@ -575,9 +712,7 @@ class ExtremeClassifier(Classifier):
 
     @classmethod
     def with_solver(cls, solver: str = "auto", **parameters: Any) -> Self:
-        """Return a classifier from its parameters and those of a named solver side by side.
-
-        Recipes give them that way.
+        """Return a classifier, given its parameters and those of a named solver side by side, as in a recipe.
 
         Examples
         --------
@@ -589,7 +724,7 @@ class ExtremeClassifier(Classifier):
 
     @classmethod
     def paper(cls, **parameters: Any) -> Self:
-        """Return an estimator with the paper's algorithm and parameters, and some of one's own.
+        """Return an estimator with the paper's algorithm and parameters, some of which may be changed.
 
         Bamler and Mandt, "Extreme Classification via Adversarial Softmax Approximation": negative sampling
         with one negative per row, a label tree fitted to the letter on 16 principal components of all rows
@@ -605,142 +740,66 @@ class ExtremeClassifier(Classifier):
 
     # -- training ------------------------------------------------------------------------------------------
 
-    def fit(
+    def _first_rows(self, X: Any, y: Any) -> FirstRows:
+        self.check_params()
+        return FirstRows(X)
+
+    def _train_first(
         self,
-        X: Any,
-        y: Any,
-        sample_weight: ArrayLike | None = None,
-        *,
-        eval_set: EvalSet = None,
-        classes: ArrayLike | None = None,
-        callbacks: Sequence[Callback] = (),
-    ) -> Self:
-        """Train from the beginning.
-
-        Parameters
-        ----------
-        X : array, memory-mapped array or sparse matrix (n_samples, n_features)
-            Dense float32 in C order is used as it is, without a copy, and as a ``np.memmap`` may be larger
-            than memory: it is read in blocks. Other types are converted in memory, and sparse rows unpacked
-            where minibatches share classes. A pair ``(X_sparse, X_dense)`` of matrices with the same rows
-            gives every row both, such as words and an embedding. Data frames of any kind that narwhals knows
-            and Hugging Face datasets are read as well, also with one column of vectors.
-        y : sequence of n_samples labels, or of lists of labels, or indicator matrix (n_samples, n_classes)
-            Labels of any hashable type. A row with several (a list, set or array; a tuple is one label) makes
-            one positive pair with each, repeated ones counted once. An indicator matrix, sparse or dense, is
-            1 where a row has the label of a column. Rows without a label are left out, with a warning that
-            counts them. Where X is a data frame, `y` may be the name of its column of labels.
-        sample_weight : array (n_samples,), optional
-            Weight of each row in the loss, the tree and the frequencies; rows of weight zero are left out.
-        eval_set : (X_valid, y_valid) or [(X_valid, y_valid)], optional
-            Rows to validate on after each epoch; labels that `y` lacks are left out, with a warning that
-            counts them.
-        classes : sequence, optional
-            Names of the columns of an indicator matrix, which are otherwise those of a DataFrame or 0, 1, 2,
-            ...; for labels, all that there are, also those without a row.
-        callbacks : sequence of callables
-            Each gets the record of every epoch; one that returns True ends training.
-
-        Ctrl-C, once training has started, ends it with the model as far as it got.
-        """
-        return self._fit(X, y, sample_weight, eval_set=eval_set, classes=classes, callbacks=callbacks)
-
-    def _fit(  # noqa: PLR0913 (those of `fit`, and two for texts)
-        self,
-        X: Any,
+        rows: FirstRows,
         y: Any,
         sample_weight: ArrayLike | None,
-        *,
-        eval_set: EvalSet,
         classes: ArrayLike | None,
+        eval_set: tuple[Any, Any] | None,
         callbacks: Sequence[Callback],
-        groups: tuple[int, ...] = (),
-        held: Mapping[str, int] = _NOTHING,
-    ) -> Self:
-        """Train from the beginning.
+    ) -> None:
+        """Train from the beginning, on the rows of a first call."""
+        first, held = self._read_first(rows, y, classes, sample_weight)
+        data = self._class_weighted(first).usable()
+        self._require_two_classes(data)
+        context = self._context(check_random_state(self.random_state))
+        data, validation = self._split_validation(data, eval_set, context.seed)
+        config = self._resolve(data)
+        request = Request(validation, callbacks, self._publish, self.patience, held)
+        self._finish(fit_model(data, len(self.classes_), config, context, request))
 
-        `groups` are those of the layout of texts; `held` are the bytes that their features take, by part.
-        """
+    def _start_stream(
+        self, rows: FirstRows, y: Any, classes: ArrayLike | None, sample_weight: ArrayLike | None
+    ) -> None:
+        """Train one epoch, on the first part of a stream."""
         self._forget()
-        self.check_params()
-        X, y = frame_inputs(X, y)
-        with self._nothing_left_on_failure():
-            first, held = self._read_first(X, y, classes, sample_weight, groups, held)
-            data = self._class_weighted(first).usable()
-            self._require_two_classes(data)
-            context = self._context(check_random_state(self.random_state))
-            data, validation = self._split_validation(data, eval_set, context.seed)
-            config = self._resolve(data)
-            request = Request(validation, callbacks, self._publish, self.patience, held)
-            return self._finish(fit_model(data, len(self.classes_), config, context, request))
+        first, held = self._read_first(rows, y, classes, sample_weight)
+        data = self._class_weighted(first)
+        if len(self.classes_) < 2:
+            raise ValueError(
+                f"y has one class, {self.classes_.item(0)!r}; ExtremeClassifier needs at least two."
+                " Declare them: partial_fit(X, y, classes=...)."
+            )
+        config = self._resolve(data, streaming=True, n_seen=len(np.unique(data.y)))
+        context = self._context(check_random_state(self.random_state))
+        request = Request(publish=self._publish, patience=self.patience, held=held)
+        self._finish(train_epoch(None, data, len(self.classes_), config, context, request))
 
-    def partial_fit(
-        self,
-        X: Any,
-        y: Any,
-        classes: ArrayLike | None = None,
-        sample_weight: ArrayLike | None = None,
-        *,
-        new_classes: str = "error",
-    ) -> Self:
-        """Train one more epoch, on these rows.
-
-        The first call fixes the classes, the solver, the optimizer, the feature scale, the projection and
-        the noise; give it `classes` when its rows do not contain all of them. Later calls go on with the same
-        or other rows, also after `fit` and after `load_model`. The whitening of dense features is renewed
-        from all rows so far, at doubling numbers of them.
-
-        With ``new_classes="add"``, labels that are not among the classes are added by `add_classes` before
-        the epoch; by default they are an error. A row of a merged class trains the part of it that scores
-        highest."""
-        return self._partial_fit(X, y, classes, sample_weight, new_classes=new_classes)
-
-    def _partial_fit(
-        self,
-        X: Any,
-        y: Any,
-        classes: ArrayLike | None,
-        sample_weight: ArrayLike | None,
-        *,
-        new_classes: str,
-        groups: tuple[int, ...] = (),
-        held: Mapping[str, int] = _NOTHING,
-    ) -> Self:
-        """Train one more epoch; arguments are those of `partial_fit` and `_fit`."""
-        self.check_params()
-        check_parameters(
-            "partial_fit", {"new_classes": new_classes}, {"new_classes": [Choice(("error", "add"))]}
-        )
-        X, y = frame_inputs(X, y)
+    def _require_fixed_weights(self) -> None:
         if self.class_weight == "balanced":
             raise ValueError(
                 "class_weight='balanced' needs the labels of all rows, which partial_fit does not see; give a"
                 " dict with the weight of each label."
             )
-        if "_fitted" in vars(self):
-            return self._train_more(X, y, classes, sample_weight, add=new_classes == "add")
-        with self._nothing_left_on_failure():
-            self._forget()
-            first, held = self._read_first(X, y, classes, sample_weight, groups, held)
-            data = self._class_weighted(first)
-            if len(self.classes_) < 2:
-                raise ValueError(
-                    f"y has one class, {self.classes_.item(0)!r}; ExtremeClassifier needs at least two."
-                    " Declare them: partial_fit(X, y, classes=...)."
-                )
-            config = self._resolve(data, streaming=True, n_seen=len(np.unique(data.y)))
-            context = self._context(check_random_state(self.random_state))
-            request = Request(publish=self._publish, patience=self.patience, held=held)
-            return self._finish(train_epoch(None, data, len(self.classes_), config, context, request))
 
     def _train_more(
-        self, X: Any, y: Any, classes: ArrayLike | None, sample_weight: ArrayLike | None, *, add: bool
-    ) -> Self:
+        self,
+        features: Features,
+        y: Any,
+        classes: ArrayLike | None,
+        sample_weight: ArrayLike | None,
+        *,
+        add: bool,
+    ) -> None:
         """Train a fitted model for one more epoch.
 
         What goes wrong before that changes nothing; what goes wrong in it takes added classes back.
         """
-        features = self.to_features(X)
         self._check_same_classes(classes)
         before = {name: value for name, value in vars(self).items() if name in _CHANGED}
         before["_changes"] = self._changes  # an attribute of the class before the first change
@@ -763,33 +822,20 @@ class ExtremeClassifier(Classifier):
             if self._fitted is not before["_fitted"]:  # else it was trained in place
                 self.__dict__.update(before)
             raise
-        return self._finish(trained)
+        self._finish(trained)
 
     # -- the fitted state ----------------------------------------------------------------------------------
 
     @property
     def changes_(self) -> list[dict[str, Any]]:
-        """Changes of the classes since the fit, oldest first: what, when, of how many classes and rows."""
+        """Changes of the classes since the fit, oldest first, with time and numbers of classes and rows."""
         return [dict(change) for change in self._changes]
 
     def _forget(self) -> None:
-        """Drop everything that an earlier fit left: its memory is needed, and a failed fit must leave
-        nothing.
-        """
         for name in [name for name in vars(self) if name.endswith("_") and not name.startswith("__")]:
             delattr(self, name)
         for name in ("_fitted", "_label_index", "_indicator", "_changes"):
             self.__dict__.pop(name, None)
-
-    @contextmanager
-    def _nothing_left_on_failure(self) -> Iterator[None]:
-        """Forget what a first call has set, unless it got as far as a model."""
-        try:
-            yield
-        except BaseException:
-            if "_fitted" not in vars(self):
-                self._forget()
-            raise
 
     def _publish(self, fitted: Fitted) -> None:
         self._fitted = fitted
@@ -797,14 +843,13 @@ class ExtremeClassifier(Classifier):
         self.history_: list[Record] = fitted.history
         self.interrupted_: bool = fitted.interrupted
 
-    def _finish(self, fitted: Fitted) -> Self:
+    def _finish(self, fitted: Fitted) -> None:
         self._publish(fitted)
         if fitted.interrupted:
             warn_caller(
                 f"Training was interrupted after {fitted.model.n_epochs} epochs; the model is kept as it is.",
                 TrainingInterruptedWarning,
             )
-        return self
 
     @property
     def _inner(self) -> ExtremeClassifier:
@@ -847,7 +892,7 @@ class ExtremeClassifier(Classifier):
 
     @property
     def _no_coefficients(self) -> str | None:
-        """Say why there is no `coef_`; None where there is one."""
+        """The reason why there is no `coef_`; None if there is one."""
         if "model_" not in vars(self):
             return f"This {type(self).__name__} is not fitted yet; call fit(X, y) first."
         scorer = self.model_.scorer
@@ -865,7 +910,7 @@ class ExtremeClassifier(Classifier):
 
     @property
     def choices_(self) -> dict[str, Any]:
-        """What was left open and chosen, as the model has it now."""
+        """The automatically chosen values, as the model has them now."""
         if "model_" not in vars(self):
             raise AttributeError(f"This {type(self).__name__} is not fitted yet; call fit(X, y) first.")
         scaling = self.layout_.scaling
@@ -892,7 +937,7 @@ class ExtremeClassifier(Classifier):
         return Context(seed, self._threads, ProgressLine(int(self.verbose)), self.memory_limit)
 
     def check_params(self) -> None:
-        """Raise for parameters that are wrong, of the classifier or of its solver."""
+        """Raise for invalid parameters of the classifier or its solver."""
         values = self.get_params(deep=False)
         if isinstance(self.solver, str):  # a name may have been registered since the table was written
             check_parameters(CLASSIFIER, {"solver": values.pop("solver")}, {"solver": [solver_names()]})
@@ -920,19 +965,13 @@ class ExtremeClassifier(Classifier):
     # -- input ---------------------------------------------------------------------------------------------
 
     def _read_first(
-        self,
-        X: Any,
-        y: Any,
-        classes: Any,
-        sample_weight: ArrayLike | None,
-        groups: tuple[int, ...],
-        held: Mapping[str, int],
+        self, rows: FirstRows, y: Any, classes: Any, sample_weight: ArrayLike | None
     ) -> tuple[Examples, Mapping[str, int]]:
         """Check the rows of a first call and fix the classes and the columns.
 
         Returns the examples, and the bytes that are held for the fit by now, by part.
         """
-        given = X
+        given, groups, held = rows
         X, n_dense = join_pair(given)
         features = check_features(X)
         n_columns, copied = int(features.shape[1]), copied_bytes(given, features)
@@ -960,7 +999,7 @@ class ExtremeClassifier(Classifier):
             raise ValueError(f"y has one class, {only!r}; ExtremeClassifier needs rows of at least two.")
 
     def _split_validation(
-        self, data: Examples, eval_set: EvalSet, seed: int
+        self, data: Examples, eval_set: tuple[Any, Any] | None, seed: int
     ) -> tuple[Examples, Examples | None]:
         """Return rows to train on, and rows to validate on: those given, or a fraction held out."""
         validation = self._read_eval_set(eval_set)
@@ -980,11 +1019,10 @@ class ExtremeClassifier(Classifier):
                 " Leave it out, or call fit to start again."
             )
 
-    def _read_eval_set(self, eval_set: EvalSet) -> Examples | None:
-        pair = read_pair(eval_set)
-        if pair is None:
+    def _read_eval_set(self, eval_set: tuple[Any, Any] | None) -> Examples | None:
+        if eval_set is None:
             return None
-        given, y = frame_inputs(*pair)
+        given, y = frame_inputs(*eval_set)
         X = self.to_features(given, name="eval_set[0]")
         data = self._lookup(y, X, name="eval_set[1]", allow_unseen=True)
         unseen = int((data.y < 0).sum())
@@ -1019,9 +1057,9 @@ class ExtremeClassifier(Classifier):
         return data.with_class_weight(class_weights(given, data, len(self.classes_)))
 
     def to_features(self, X: Any, name: str = "X") -> Features:
-        """The features of rows as the model reads them, checked: dense float32, or CSR.
+        """Check rows and return the features that the model reads: dense float32, or CSR.
 
-        `name` is what error messages call the rows.
+        Error messages call the rows `name`.
         """
         if name == "X":
             self._require_fitted()
@@ -1167,18 +1205,19 @@ class ExtremeClassifier(Classifier):
         return estimator
 
 
-def read_pair(eval_set: EvalSet, names: str = "(X_valid, y_valid)") -> tuple[Any, Any] | None:
+def read_pair(eval_set: EvalSet) -> tuple[Any, Any] | None:
     """Return the rows and labels of an `eval_set`, which may be a list of one pair, as in LightGBM."""
     if eval_set is None:
         return None
     pairs = isinstance(eval_set, list) and all(isinstance(p, tuple | list) and len(p) == 2 for p in eval_set)
     if pairs and len(eval_set) != 1 and all(isinstance(pair, tuple) for pair in eval_set):
         raise ValueError(
-            f"eval_set has {len(eval_set)} pairs; give one, {names}: it is what patience stops by."
+            f"eval_set has {len(eval_set)} pairs; it must contain one (X_valid, y_valid) pair, which controls"
+            " early stopping."
         )
     found: Any = eval_set[0] if pairs and len(eval_set) == 1 else eval_set
     if not isinstance(found, tuple | list) or len(found) != 2:
-        raise TypeError(f"eval_set must be a pair {names}; got {type(eval_set).__name__}.")
+        raise TypeError(f"eval_set must be a pair (X_valid, y_valid); got {type(eval_set).__name__}.")
     return found[0], found[1]
 
 

@@ -19,11 +19,11 @@ from extremax import metrics
 from extremax.calibration import Calibration
 from extremax.errors import ScoreOverflowError
 from extremax.examples import Examples
-from extremax.model import Model
 from extremax.runtime.threads import resolve_threads
 
 if TYPE_CHECKING:
     from extremax.classifier import Classifier
+    from extremax.model import Model
 
 KS = (1, 3, 5, 10)
 RECALL_K = 100  # recall asks whether the labels are among the candidates that somebody would look through

@@ -11,16 +11,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from extremax.features.ngrams import Occurrences
-from extremax.model import Model
 from extremax.scores.base import RowTerms
 from extremax.scores.sparse import EMBEDDING
 from extremax.types import Features, Float32, Float64, Int32
+
+if TYPE_CHECKING:
+    from extremax.model import Model
 
 Terms = list[tuple[str, float]]
 _SHOWN = 8  # terms that are printed; the others are added up

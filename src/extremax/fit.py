@@ -48,20 +48,20 @@ class Fitted:
 
 @dataclass(frozen=True)
 class Request:
-    """What a caller wants of a fit beside the model.
+    """Options of a fit besides its data and configuration.
 
     Attributes
     ----------
     validation
         Rows to validate on after each epoch.
     callbacks
-        Told of every epoch.
+        Called after every epoch.
     publish
-        Told of the model at the start and after each epoch, before callbacks are.
+        Called with the model at the start and after each epoch, before the callbacks.
     patience
         Epochs without a better validation log-likelihood after which to stop.
     held
-        Bytes that the caller holds for this fit by now, by part: converted features, features of texts.
+        Bytes that the caller already holds for this fit, by part: converted features, text features.
     """
 
     validation: Examples | None = None
@@ -92,7 +92,7 @@ def fit_model(
 def resume_model(
     fitted: Fitted, data: Examples, config: FitConfig, context: Context, request: Request
 ) -> Fitted:
-    """Go on with a fit that was cut short, up to its number of epochs."""
+    """Continue an interrupted fit up to its number of epochs."""
     whole = data
     data, calibration_rows = split_calibration(data, fitted.model.n_classes, config, context.seed)
     trainer = config.make_trainer(context)
@@ -131,7 +131,7 @@ def train_epoch(
 def split_calibration(
     data: Examples, n_classes: int, config: FitConfig, seed: int
 ) -> tuple[Examples, Examples | None]:
-    """Hold back a few of many rows, to calibrate the probabilities and to choose the width of a beam."""
+    """Hold out a few of many rows, to calibrate probabilities and to choose the beam width."""
     numbers = config.numbers.calibration
     scored = max(numbers.min_rows, numbers.max_scores // n_classes)
     wanted = min(numbers.max_rows, int(numbers.row_fraction * data.n_rows), scored)
@@ -150,7 +150,7 @@ def split_calibration(
 
 
 def _split(training: Examples, held_out: Examples | None, whole: Examples) -> Split:
-    """Return the parts of a fit; all pairs are of the features that the trainer has accepted."""
+    """Return the parts of a fit, all with the features that the trainer accepted."""
     return Split(training, held_out, None if held_out is None else whole.with_features(training.X))
 
 

@@ -51,7 +51,7 @@ _LABEL_ROWS, _LABEL_WIDTH = 4096, 16  # rows, and best classes at first, whose l
 
 
 class Descriptions(NamedTuple):
-    """A text on each class, as UTF-8 bytes one after the other and where each ends.
+    """Descriptions of the classes: their UTF-8 bytes in sequence, and the end of each.
 
     Examples
     --------
@@ -79,7 +79,7 @@ class Descriptions(NamedTuple):
 
 @dataclass(frozen=True)
 class ClassInfo:
-    """What is known about the classes.
+    """Counts, means and descriptions of the classes.
 
     Attributes
     ----------
@@ -158,7 +158,7 @@ class Model:
     calibration
         Temperature and uniform mixing.
     label_calibration
-        What gives each label a probability by itself; None where no held-out rows have chosen it.
+        Turns scores into independent probabilities of labels; None if no held-out rows fitted it.
     classes
         Counts, means and descriptions of the classes.
     searches
@@ -172,7 +172,7 @@ class Model:
     label_map
         The class of each line of the weights, where classes were merged; None where line i is class i.
     reference
-        How held-out rows and their answers looked, for monitors of drift; None where there were none.
+        Statistics of held-out rows for drift monitors; None without such rows.
     """
 
     weights: Weights
@@ -249,7 +249,7 @@ class Model:
         return beam if isinstance(beam, PQSearch) else None
 
     def predictor(self, n_threads: int = 1) -> Predictor:
-        """Return what answers about rows; where classes were merged, it sums them."""
+        """Return the predictor; it sums merged classes."""
         if self.label_map is None:
             return Predictor(self.scorer, n_threads)
         return self.merged_predictor(n_threads)
@@ -277,7 +277,7 @@ class Model:
         return labels, log_prob
 
     def empty_rows(self, X: Features) -> Int64:
-        """Return the rows that are answered with the class frequencies: of texts without a known n-gram."""
+        """Return the rows predicted by class frequencies: texts without a known n-gram."""
         features: Any = X
         if not self.layout.is_text or self.classes.counts is None or not sparse.issparse(features):
             return np.empty(0, np.int64)
@@ -350,7 +350,7 @@ class Model:
         return self._fill_empty(X, self.predictor(n_threads).log_prob_all(X))
 
     def _fill_empty(self, X: Features, table: Float32) -> Float32:
-        """Put the log of the class frequencies into the rows of `table` that say nothing."""
+        """Put the log of the class frequencies into the empty rows of `table`."""
         empty = self.empty_rows(X)
         if len(empty):
             table[empty] = self.log_frequencies
@@ -381,7 +381,7 @@ class Model:
 
     @property
     def labels(self) -> LabelCalibration:
-        """What gives each label a probability by itself, chosen by held-out rows or without any."""
+        """The calibration of independent label probabilities, fitted on held-out rows or assumed."""
         if self.label_calibration is not None:
             return self.label_calibration
         counts, n_samples = self.classes.counts, self.classes.n_samples
@@ -555,7 +555,7 @@ class Model:
         return found
 
     def check(self) -> None:
-        """Raise ModelFileError where the parts are not those of one model."""
+        """Raise ModelFileError if the parts do not belong to one model."""
         n_classes, n_features, projection = self.weights.n_classes, self.n_features, self.projection
         if self.label_map is not None:
             _check_size("merging", "parts", self.label_map.n_lines, n_classes)

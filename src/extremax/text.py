@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from operator import attrgetter
 from typing import Any, Self
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 from sklearn.base import clone
 from sklearn.utils import TransformerTags
 from sklearn.utils.validation import _num_samples
 
-from extremax.classifier import Classifier, EvalSet, ExtremeClassifier, check_count, read_pair
+from extremax.classifier import Classifier, ExtremeClassifier, FirstRows, check_count
 from extremax.errors import ModelFileError
 from extremax.explanation import Explanation, explain_frequencies, explain_row
 from extremax.features.ngrams import NgramFeatures
@@ -24,7 +23,6 @@ from extremax.runtime.memory import check_memory, describe_memory
 from extremax.runtime.progress import ProgressLine
 from extremax.runtime.threads import resolve_threads
 from extremax.scores.sparse import EMBEDDING
-from extremax.solvers.loop import Callback
 from extremax.solvers.registry import find_solver
 from extremax.storage import checks
 from extremax.storage.models import open_model
@@ -44,21 +42,20 @@ def _of_classifier(name: str, doc: str) -> Any:
 class TextClassifier(Classifier):
     """Classifier of texts over very many classes: words and character n-grams, then an `ExtremeClassifier`.
 
-    A text that says nothing to the model, because neither a word nor enough parts of words are known, is
-    answered with the class frequencies of the training texts.
+    For a text without a known word or enough known parts of words, the prediction is the class frequencies
+    of the training texts.
 
     Parameters
     ----------
     classifier : ExtremeClassifier, optional
-        What is trained on the features, with its settings; it is copied, not changed. ``ExtremeClassifier()``
-        if not given.
+        Trained on the features; it is copied, not changed. ``ExtremeClassifier()`` if not given.
     features : NgramFeatures, optional
         Settings of the text features; ``NgramFeatures()`` if not given.
     encoder : str or object with a method ``encode``, optional
         Sentence embeddings: the name or folder of a sentence-transformers model (``pip install
         extremax[embeddings]``), or an object whose ``encode(texts)`` gives an array (n_texts, n_features).
-        In place of `features` or, if these are given as well, together with them. The encoder itself is not
-        saved with the model: give it to `load_model` again, as a name or as an object.
+        It replaces `features` or, if these are given as well, is used together with them. The encoder itself
+        is not saved with the model: pass it to `load_model` again, as a name or as an object.
 
     Attributes
     ----------
@@ -107,7 +104,7 @@ class TextClassifier(Classifier):
     def set_params(self, **params: Any) -> Self:
         """Set parameters; those of `classifier` and `features` as ``classifier__n_epochs``.
 
-        Where `classifier` or `features` is None, such a parameter is one of what None stands for.
+        Where `classifier` or `features` is None, the default object is created first.
         """
         own = self.get_params(deep=False)
         nested = {name.partition("__")[0] for name in params if "__" in name}
@@ -119,79 +116,29 @@ class TextClassifier(Classifier):
 
     # -- training ------------------------------------------------------------------------------------------
 
-    def fit(
-        self,
-        X: Sequence[str],
-        y: Any,
-        sample_weight: ArrayLike | None = None,
-        *,
-        eval_set: EvalSet = None,
-        classes: ArrayLike | None = None,
-        callbacks: Sequence[Callback] = (),
-    ) -> Self:
-        """Fit the text features, then train the classifier on them.
-
-        Arguments are those of `ExtremeClassifier.fit`, with texts in place of features, also in `eval_set`.
-        Texts may be a column, or a data frame or Hugging Face dataset with a column called ``text``.
-        """
-        self._forget()
-        X, y = self._inputs(X, y)
-        pair = read_pair(eval_set, "(texts_valid, y_valid)")
-        pair = None if pair is None else self._inputs(*pair)
-        with self._nothing_left_on_failure():
-            texts = self._start(X, y)
-            features, about = self._fit_features(texts)
-            validation = None if pair is None else (self._transform(pair[0]), pair[1])
-            options: dict[str, Any] = {"classes": classes, "callbacks": callbacks, **about}
-            self.classifier_._fit(features, y, sample_weight, eval_set=validation, **options)
-            self._keep_names(texts)
-            if self.features_ is not None and not self.features_.count_unknown:
-                # the length of a row does not say then how much of a text is unknown
-                self._replace_model(self.model_.with_reference(None))
-        return self
-
     def _forget(self) -> None:
-        """Drop everything that an earlier fit left."""
         for name in ("classifier_", "features_", "_encodes", "_encoder", "_encoder_name"):
             self.__dict__.pop(name, None)
 
-    @contextmanager
-    def _nothing_left_on_failure(self) -> Iterator[None]:
-        """Forget what a first call has set, unless it got as far as a model."""
-        try:
-            yield
-        except BaseException:
-            if not self.__sklearn_is_fitted__():
-                self._forget()
-            raise
+    def _first_rows(self, X: Any, y: Any) -> FirstRows:
+        return self._fit_features(self._check_first(X, y))
 
-    def partial_fit(
-        self,
-        X: Sequence[str],
-        y: Any,
-        classes: ArrayLike | None = None,
-        sample_weight: ArrayLike | None = None,
-        *,
-        new_classes: str = "error",
-    ) -> Self:
-        """Train one more epoch, on these texts.
+    def _eval_rows(self, X: Any, y: Any) -> tuple[Any, Any]:
+        texts, labels = self._inputs(X, y)
+        return self._transform(texts), labels
 
-        The first call fixes the text features, and what else the classifier fixes. With
-        ``new_classes="add"``, labels that are not among the classes are added before the epoch.
-        """
-        X, y = self._inputs(X, y)
-        with self._nothing_left_on_failure():
-            is_first = not self.__sklearn_is_fitted__()
-            texts = self._start(X, y) if is_first else []
-            features, about = self._fit_features(texts) if is_first else (self.transform(X), {})
-            self.classifier_._partial_fit(
-                features, y, classes, sample_weight, new_classes=new_classes, **about
-            )
-            if is_first:
-                self._keep_names(texts)
-        return self
+    def _finish_first(self, X: Any) -> None:
+        if self.features_ is None:
+            return
+        # names of the columns with the greatest weights, which `explain_label` shows
+        used, greatest = self.model_.weights.column_maxima()
+        order = np.argsort(-greatest, kind="stable")
+        self.features_.keep_names(list(X), used[order][used[order] < self.features_.n_features])
+        if not self.features_.count_unknown:
+            # the length of a row does not say then how much of a text is unknown
+            self._replace_model(self.model_.with_reference(None))
 
-    def _start(self, texts: Sequence[str], y: Any) -> list[str]:
+    def _check_first(self, texts: Sequence[str], y: Any) -> list[str]:
         """Check the parameters and the texts of a first call."""
         if self.classifier is not None and not isinstance(self.classifier, ExtremeClassifier):
             raise TypeError(f"classifier must be an ExtremeClassifier; got {type(self.classifier).__name__}.")
@@ -208,9 +155,10 @@ class TextClassifier(Classifier):
             )
         return listed
 
-    def _fit_features(self, texts: list[str]) -> tuple[Any, dict[str, Any]]:
-        """Return the features of texts, and what the classifier must know about their columns."""
+    def _fit_features(self, texts: list[str]) -> FirstRows:
+        """Fit the features of texts, and make the classifier that is trained on them."""
         classifier = ExtremeClassifier() if self.classifier is None else clone(self.classifier)
+        classifier.check_params()
         self.features_: NgramFeatures | None = None
         if self.features is not None:
             self.features_ = clone(self.features)
@@ -241,15 +189,7 @@ class TextClassifier(Classifier):
         made = features if isinstance(features, tuple) else (features,)
         n_bytes = sum(copied_bytes(None, part) for part in made)
         n_bytes += 0 if self.features_ is None else self.features_.n_bytes
-        return features, {"groups": groups, "held": {"text features": n_bytes}}
-
-    def _keep_names(self, texts: list[str]) -> None:
-        """Keep the n-grams of the columns with the greatest weights: the names that `explain_label` shows."""
-        if self.features_ is None:
-            return
-        used, greatest = self.model_.weights.column_maxima()
-        order = np.argsort(-greatest, kind="stable")
-        self.features_.keep_names(texts, used[order][used[order] < self.features_.n_features])
+        return FirstRows(features, groups, {"text features": n_bytes})
 
     # -- prediction ----------------------------------------------------------------------------------------
 
@@ -258,12 +198,12 @@ class TextClassifier(Classifier):
         return frame_texts(X), y
 
     def to_features(self, X: Any, name: str = "X") -> Features:
-        """The features of texts as the model reads them; n-grams and embeddings side by side."""
+        """Return the features of texts that the model reads: n-grams and embeddings side by side."""
         features = self.transform(X)
         return self.classifier_.to_features(features, name)
 
     def transform(self, X: Sequence[str]) -> Any:
-        """The features of the texts that the classifier sees.
+        """Return the features of texts for the classifier.
 
         Returns
         -------
@@ -282,7 +222,7 @@ class TextClassifier(Classifier):
         return self._beside_embeddings(features, listed)
 
     def _beside_embeddings(self, features: Any, texts: list[str]) -> Any:
-        """Return the features of texts, or None, with their embeddings where there is an encoder."""
+        """Return features together with the embeddings of the texts, if there is an encoder."""
         if not self._encodes:
             return features
         embeddings = _encode(self._find_encoder(), texts)
@@ -309,7 +249,7 @@ class TextClassifier(Classifier):
         return self._encoder
 
     def is_known(self, X: Sequence[str]) -> Bool:
-        """Whether each text says something to the model; the others are answered with class frequencies."""
+        """Return whether each text is known to the model; others are predicted by class frequencies."""
         return ~self.unknown(X)
 
     # -- explanations --------------------------------------------------------------------------------------
@@ -342,7 +282,7 @@ class TextClassifier(Classifier):
             return explain_frequencies(self.classes_, best[0][0], best[1][0])
         if self.features_ is None:
             raise ValueError(
-                "an embedding is a sum over the whole text, which no word has a part of its own in; explain"
+                "an embedding describes the whole text, so no word has a contribution of its own; explain"
                 " needs features=NgramFeatures()."
             )
         found = self.features_.occurrences(text)
@@ -450,9 +390,9 @@ def load_model(
 ) -> ExtremeClassifier | TextClassifier:
     """Open a model that `save` of a classifier wrote, in one piece or in shards of classes.
 
-    Arrays are memory-mapped: opening takes no longer for a larger model. Each load checks the header, the
-    sizes, a sample of the data, and that all parts fit together. A `random_state` that was no integer comes
-    back as None.
+    Arrays are memory-mapped: opening a larger model takes no longer. Each load checks the header, the sizes,
+    a sample of the data, and that all parts fit together. A `random_state` that was not an integer is loaded
+    as None.
 
     Parameters
     ----------
@@ -461,9 +401,9 @@ def load_model(
     verify : bool
         Read and check all of the data.
     encoder : str or object with a method ``encode``, optional
-        For a `TextClassifier` that was trained with an encoder: the model holds only what came after it. A
-        name that the folder holds is not loaded by itself, because a folder from elsewhere may name anything:
-        give the name of the encoder that you trust.
+        The encoder of a `TextClassifier` that was trained with one; the folder holds only the model behind
+        it. An encoder named in the folder is not loaded automatically, because a folder from elsewhere may
+        name anything: pass the name of an encoder that you trust.
 
     Returns
     -------
@@ -473,7 +413,7 @@ def load_model(
     Raises
     ------
     ModelFileError
-        If the folder is no model, is damaged, or its parts do not fit together.
+        If the folder is not a model, is damaged, or its parts do not fit together.
 
     Examples
     --------

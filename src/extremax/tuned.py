@@ -8,12 +8,8 @@ later version goes on with the numbers it began with.  Measurements behind the v
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, is_dataclass, replace
-from functools import cache
-from types import UnionType
-from typing import Any, TypeVar, Union, cast, get_args, get_origin, get_type_hints
-
-T = TypeVar("T")
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -466,48 +462,3 @@ def replace_numbers(numbers: Defaults, **parts: Mapping[str, Any]) -> Defaults:
         name: replace(getattr(numbers, name), **values) for name, values in parts.items()
     }
     return replace(numbers, **changed)
-
-
-def restore_numbers(cls: type[T], content: Mapping[str, Any]) -> T:
-    hints = _hints(cast("Any", cls))
-    values: dict[str, Any] = {}
-    for name, value in content.items():
-        if name not in hints:
-            continue
-        if is_dataclass(hints[name]):
-            if not isinstance(value, Mapping):
-                raise TypeError(f"the numbers of {name} are no mapping")
-            values[name] = restore_numbers(hints[name], value)
-        else:
-            values[name] = tuple(value) if isinstance(value, list) else value
-            if not has_type(values[name], hints[name]):
-                raise TypeError(f"{name} is a {type(value).__name__} that does not fit")
-    return cls(**values)
-
-
-@cache
-def _hints(cls: Any) -> dict[str, Any]:
-    """Return the types of the fields of a class; their text is evaluated once."""
-    return get_type_hints(cls)
-
-
-def has_type(value: Any, hint: Any) -> bool:
-    """Whether a value is of the type of a field of a config; a whole number is a number, too.
-
-    Examples
-    --------
-    >>> has_type(3, float), has_type(True, int), has_type((1.0, 2), tuple[float, ...]), has_type("a", int)
-    (True, False, True, False)
-    """
-    origin, arguments = get_origin(hint), get_args(hint)
-    if origin in (Union, UnionType):
-        return any(has_type(value, each) for each in arguments)
-    if origin is tuple:
-        if not isinstance(value, tuple):
-            return False
-        if len(arguments) == 2 and arguments[1] is Ellipsis:
-            return all(has_type(each, arguments[0]) for each in value)
-        return len(value) == len(arguments) and all(map(has_type, value, arguments))
-    if hint is float:
-        return type(value) in (int, float)
-    return type(value) is hint if hint in (int, bool, str) else isinstance(value, hint)

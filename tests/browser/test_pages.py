@@ -5,8 +5,10 @@ from __future__ import annotations
 import csv
 import io
 import re
+import runpy
 import time
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,8 +16,7 @@ import pytest
 from browser.conftest import PATIENCE
 from browser.site import ORIGIN, Site
 from extremax import TextClassifier, analyse
-from extremax.report import ModelPage, make_document, pictures, write_report
-from extremax.report.pictures import take_pictures
+from extremax.report import ModelPage, make_document, write_report
 from extremax.report.report import answer_html
 from report.stand_in import StandIn
 
@@ -369,17 +370,14 @@ def test_report_says_how_much_of_a_large_tree_is_left_out(open_page, tmp_path):
     assert re.search(r"Its \d+ classes are not in this file", page.text_content("#facts"))
 
 
-def test_pictures_for_the_documentation(browser, made, tmp_path, monkeypatch):
-    monkeypatch.setattr(pictures, "_SECONDS", 600)  # a new profile takes minutes on a busy disk
-    clf, pages = made
-    found = take_pictures(clf, pages.document, tmp_path / "pictures", text="bitten by a dog")
+def test_pictures_for_the_documentation(browser, made, tmp_path):
+    tool = runpy.run_path(str(Path(__file__).parents[2] / "docs" / "take_pictures.py"))
+    text = "bitten by a dog"
+    found = tool["take_pictures"](browser, *made, tmp_path, text=text, branch_of=text, title="Model")
     assert [path.name for path in found] == ["answer.png", "label-tree.png", "report.png"]
     for path in found:
         assert path.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
         assert path.stat().st_size > 15_000  # an empty page has 5 kB
-    assert sorted(path.name for path in (tmp_path / "pictures").iterdir()) == sorted(
-        path.name for path in found
-    )
 
 
 def test_answer_stands_in_a_file_of_its_own(open_page, made, tmp_path):

@@ -17,8 +17,8 @@ import extremax
 from extremax.kernels import compile as compile_module
 from extremax.kernels.compile import JIT_DISABLED, by_class, njit
 from extremax.kernels.math import sigmoid32, softplus32
-from extremax.kernels.row_losses import NegativeSampling, register_loss
-from extremax.kernels.row_training import AlongRow, Pairs, Step
+from extremax.kernels.row_losses import Logistic, negative_sampling, register_loss
+from extremax.kernels.row_training import Pairs, Step
 from extremax.kernels.row_training import train as train_kernel
 from extremax.kernels.row_updates import ModelArrays
 from extremax.solvers.negative_sampling import batch_ends, train_batches
@@ -175,7 +175,7 @@ def train(settings, n=40, n_negatives=0):
         np.zeros((5, 0), np.float32),
         np.zeros(5, np.float32),
     )
-    step = Step(objective=settings, sizes=AlongRow(np.float32(1.0), np.float32(0.1)))
+    step = Step(settings, np.float32(1.0), np.float32(0.1))
     train_batches(X, pairs, batch_ends(n, 8), model, step, 1)
     return pairs.losses, model
 
@@ -185,7 +185,7 @@ def train(settings, n=40, n_negatives=0):
 def test_registered_loss_trains_as_a_built_in_one() -> None:
     # Without negatives and penalty, negative sampling is the loss of the positive.
     losses, model = train(Doubled(np.float32(1.0)))
-    expected_losses, expected = train(NegativeSampling(np.float32(0.0)))
+    expected_losses, expected = train(negative_sampling(0.0, 0))
     np.testing.assert_allclose(losses, expected_losses, rtol=1e-6)  # two forms of softplus in float32
     np.testing.assert_allclose(model.weights, expected.weights, rtol=1e-5, atol=1e-7)
     assert model.weights.any()
@@ -203,8 +203,8 @@ def test_losses_without_registration_or_of_no_named_tuple_reject() -> None:
         train(Unknown(np.float32(0.0)))
     with pytest.raises(TypeError, match="int is no named tuple"):
         register_loss(int, doubled)
-    with pytest.raises(ValueError, match="NegativeSampling has a loss already"):
-        register_loss(NegativeSampling, doubled)
+    with pytest.raises(ValueError, match="Logistic has a loss already"):
+        register_loss(Logistic, doubled)
     register_loss(Doubled, doubled)  # the same again
 
 
@@ -267,7 +267,7 @@ LOOP = """
 RUN_LOOP = """
     import numpy as np
     from extremax.kernels.loop import loop
-    from extremax.kernels.row_losses import NegativeSampling
+    from extremax.kernels.row_losses import negative_sampling
     from extremax.kernels.row_training import Pairs
 
     def run(settings):
@@ -280,7 +280,7 @@ RUN_LOOP = """
         print(round(float(pairs.losses[0]), 3))
 
     if __name__ == "__main__":
-        run(NegativeSampling(np.float32(0.0)))
+        run(negative_sampling(0.0, 0))
         {more}
 """
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -16,9 +17,9 @@ from extremax.kernels.row_training import Pairs
 pytestmark = pytest.mark.small
 
 LOSSES = {
-    "negative_sampling": (row_losses.NegativeSampling, row_losses.negative_sampling),
-    "raw_negative_sampling": (row_losses.RawNegativeSampling, row_losses.raw_negative_sampling),
-    "nce": (row_losses.NoiseContrastive, row_losses.noise_contrastive),
+    "negative_sampling": (row_losses.negative_sampling, row_losses.logistic),
+    "raw_negative_sampling": (partial(row_losses.negative_sampling, is_raw=True), row_losses.logistic),
+    "nce": (row_losses.noise_contrastive, row_losses.logistic),
     "sampled_softmax": (row_losses.SampledSoftmax, row_losses.sampled_softmax),
     "one_vs_each": (row_losses.OneVsEach, row_losses.one_vs_each),
     "augment_reduce": (row_losses.AugmentReduce, row_losses.augment_reduce),
@@ -51,12 +52,13 @@ def batch(n=7, n_negatives=3, n_classes=6, seed=0, base="other"):
 def evaluate(name, data, penalty=0.0, start=0, stop=None, *, eta=None, epoch=0):
     """Coefficients and losses by the kernel; NaN where it was not asked to write."""
     (settings, kernel), n = LOSSES[name], len(data.scores)
-    rate = (np.float32((1.0 + epoch) ** -0.9),) if name == "augment_reduce" else ()
+    more: tuple = (np.float32((1.0 + epoch) ** -0.9),) if name == "augment_reduce" else ()
+    more = (data.scores.shape[1] - 1,) if kernel is row_losses.logistic else more
     coefficients, losses = np.full_like(data.scores, np.nan), np.full(n, np.nan)
     eta = np.full(n, -1.0, np.float32) if eta is None else eta
     tables = (data.labels, data.log_base, data.log_noise, data.weight, data.scores, coefficients, losses, eta)
     pairs = Pairs(np.arange(n), *tables)
-    kernel(settings(np.float32(penalty), *rate), pairs, start, n if stop is None else stop)
+    kernel(settings(np.float32(penalty), *more), pairs, start, n if stop is None else stop)
     return coefficients, losses
 
 

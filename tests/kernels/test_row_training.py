@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from extremax.kernels.row_losses import NegativeSampling
-from extremax.kernels.row_training import Pairs, PerWeight, Step
+from extremax.kernels.row_losses import negative_sampling as loss
+from extremax.kernels.row_training import Pairs, Step
 from extremax.kernels.row_updates import ModelArrays
 from extremax.solvers import negative_sampling
 
@@ -29,7 +29,7 @@ def train(n_threads: int) -> ModelArrays:
         np.full((N_CLASSES, N_FEATURES), 1e-8, np.float32),
         np.full(N_CLASSES, 1e-8, np.float32),
     )
-    step = Step(NegativeSampling(np.float32(0.01)), PerWeight(np.float32(1.0), np.float32(0.3)))
+    step = Step(loss(0.01, WIDTH - 1), np.float32(1.0), np.float32(0.3))
     for _ in range(5):
         negative_sampling.train_batches(X, pairs, ENDS, model, step, n_threads)
     return model

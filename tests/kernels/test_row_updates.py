@@ -9,18 +9,12 @@ from scipy import sparse
 import reference
 from coverings import in_turn, pairwise
 from extremax.kernels import row_updates as updates
-from extremax.kernels.row_training import PerWeight
 from extremax.kernels.row_updates import ArrayRows, CSRRows, ModelArrays
 
 pytestmark = pytest.mark.small
 
 OPTIMIZERS = ["adagrad", "adagrad_row", "sgd"]
 STORAGES = ["dense", "csr"]
-UPDATE = {
-    "adagrad": updates.update_per_weight,
-    "adagrad_row": updates.update_along_row,
-    "sgd": updates.update_along_row,
-}
 N_FEATURES = [1, 3, 16, 37]  # less than, exactly and more than a cache line of 16 floats
 SCALE, RATE = np.float32(0.7), np.float32(0.3)
 
@@ -54,10 +48,9 @@ class Problem:
     def update(self, storage, n_parts=1, order=None):
         """The model after the update, its parts done in the given order."""
         model = ModelArrays(*(a.copy() for a in self.start))
-        kernel, sizes = UPDATE[self.optimizer], PerWeight(SCALE, RATE)
         for part in range(n_parts) if order is None else order:
             arguments = self.stored(storage), self.rows, self.labels, self.coefficients, model
-            kernel(sizes, *arguments, 0, len(self.rows), part, n_parts)
+            updates.update_pairs(*arguments, SCALE, RATE, 0, len(self.rows), part, n_parts)
         return model
 
     def expected(self):

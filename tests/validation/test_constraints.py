@@ -7,7 +7,7 @@ import re
 import numpy as np
 import pytest
 
-from extremax.validation.constraints import BOOLEAN, CALLABLE, Choice, Instance, Interval, check_parameters
+from extremax.validation.constraints import BOOLEAN, Choice, Instance, Interval, check_parameters
 
 
 def sentence(text: str) -> str:
@@ -23,7 +23,7 @@ TABLE = {
         Instance("a Noise", methods=("sample", "log_prob")),
     ],
     "warm_start": [BOOLEAN],
-    "callback": [CALLABLE, None],
+    "callback": [Instance("a callable", methods=("__call__",)), None],
 }
 
 

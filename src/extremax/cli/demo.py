@@ -26,10 +26,6 @@ def demo(
     rows: Annotated[
         int | None, typer.Option("--rows", min=1000, help="Train on this many texts only, for a quick look.")
     ] = None,
-    pictures: Annotated[
-        Path | None,
-        typer.Option(metavar="FOLDER", help="Draw the pages of the model there; needs a Chromium."),
-    ] = None,
     seed: Seed = 0,
     threads: Threads = None,
     quiet: Quiet = False,
@@ -44,7 +40,7 @@ def demo(
     """
     terminal.set_quiet(quiet)
     from extremax.experiments import demo as steps
-    from extremax.report import analyse
+    from extremax.report import analyse, make_document, write_report
     from extremax.storage.folder import check_target
 
     check_target(out / "model")
@@ -79,7 +75,7 @@ def demo(
         terminal.write(f"\n{phrase}")  # not a title, which a pipe would not show
         show_answers(found)
     show_reasons(clf.explain(steps.PHRASES[-1], k=2))
-    steps.write_pages(clf, analysis, report, pictures)
+    write_report(clf, make_document(clf, analysis), report, title="ICD-10-CM")
     terminal.log(f"model: {out / 'model'}   learning curve: {curve}   report: {report}")
     program = Path(sys.argv[0])
     command = str(program) if program.name == "extremax" else "extremax"

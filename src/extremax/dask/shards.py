@@ -22,12 +22,7 @@ from scipy import sparse
 
 from extremax.features.scaling import BLOCK_CLASSES, ColumnScaling
 from extremax.kernels.compile import JIT_DISABLED
-from extremax.kernels.pair_training import (
-    NegativeSamplingPairs,
-    NoiseContrastivePairs,
-    RawNegativeSamplingPairs,
-)
-from extremax.kernels.row_training import AlongRow, Pairs, PerWeight, Step
+from extremax.kernels.row_training import Pairs, Step
 from extremax.kernels.row_updates import CSRRows
 from extremax.runtime.context import Context
 from extremax.solvers.config import FitConfig
@@ -38,9 +33,7 @@ from extremax.tree.noise import Noise, sample_at
 from extremax.tuned import OrderConfig
 from extremax.types import Features, Float32, Int32, Int64
 
-# Objectives whose classes are independent given the negatives, and the kernels of their pairs.
-PAIR_LOSSES: dict[str, Any] = {"negative_sampling": NegativeSamplingPairs, "nce": NoiseContrastivePairs}
-_RAW_LOSSES: dict[str, Any] = {"negative_sampling": RawNegativeSamplingPairs}
+PAIR_LOSSES = ("negative_sampling", "nce")  # solvers whose classes are independent given the negatives
 _LARGEST_INT32 = 2**31 - 1
 _order_lock = threading.Lock()
 
@@ -297,7 +290,7 @@ def train_shard(
     prior = PriorSchedule(plan.config, tables, plan.n_classes, plan.n_rows, plan.whole_weight)
     prior.due, prior.weight_shrunk = state.due, state.weight_shrunk
     trainer = RowTrainer(plan.config, Context(plan.seed, threads))
-    step = _step(plan, tables)
+    step = _step(plan)
     for i, number in enumerate(windows):
         rows_of_window = order.windows[number]
         found = _join(plan, [of_block[i] for of_block in pieces], rows_of_window, X)
@@ -400,17 +393,12 @@ def _train(
     return float(found.pairs.losses[ends[0] : ends[-1]].sum())
 
 
-def _step(plan: Plan, tables: Tables) -> Step:
+def _step(plan: Plan) -> Step:
+    """Return the step of single pairs; `Pairs.eta` is 0 for the label of a row and 1 for a negative."""
     config = plan.config
-    loss = PAIR_LOSSES[config.solver.name]
-    if config.solver.penalized_scores == "raw":
-        loss = _RAW_LOSSES.get(config.solver.name, loss)
-    sizes = PerWeight if tables.per_weight else AlongRow
+    loss = config.solver.loss(0, config.numbers.rows)._replace(by_eta=True)
     scale = np.float32(1.0 if plan.scaling else plan.scale)
-    return Step(
-        objective=loss(np.float32(config.solver.score_penalty), config.solver.n_negatives),
-        sizes=sizes(scale, np.float32(config.solver.learning_rate)),
-    )
+    return Step(loss, scale, np.float32(config.solver.learning_rate))
 
 
 def _copy(tables: Tables) -> Tables:

@@ -1,12 +1,10 @@
-"""Arrays on disk: ``.npy`` and ``.npz``, memory-mapped where they are stored without compression."""
+"""Arrays on disk: ``.npy``, memory-mapped, and ``.npz``."""
 
 from __future__ import annotations
 
 import errno
-import struct
-import zipfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +21,7 @@ from extremax.validation.sparse_structure import check_sparse_structure
 FEATURE_KEYS = ("X", "x", "features", "embeddings", "data", "vectors")
 LABEL_KEYS = ("y", "Y", *LABEL_NAMES)
 _SPARSE_KEYS = {"indices", "indptr", "data", "shape"}
-_MAX_UNCHECKED = 1 << 28  # bytes that are unpacked without a look at the available memory
+_MAX_UNCHECKED = 1 << 28  # bytes that are read without a look at the available memory
 
 
 def read_npy(path: Path, name: str) -> Dataset:
@@ -37,22 +35,21 @@ def read_npy(path: Path, name: str) -> Dataset:
 def read_npz(path: Path, name: str) -> Dataset:
     """Return features and labels of an ``.npz`` archive.
 
-    It holds arrays ``X`` and ``y``, or a matrix saved by `scipy.sparse.save_npz`. Checksums are compared.
+    It holds arrays ``X`` and ``y``, or a matrix saved by `scipy.sparse.save_npz`.
     """
-    members = _check_archive(path, name)
-    keys = list(members)
-    if set(keys) >= _SPARSE_KEYS:
-        return Dataset(X=_open_sparse(path, name).astype(np.float32, copy=False), format="npz")
-    x_key = next((key for key in FEATURE_KEYS if key in keys), keys[0] if len(keys) == 1 else None)
-    if x_key is None:
-        raise DataFileError(name, f"has no array X; it holds {', '.join(keys[:10])}.")
-    X = _open_member(path, name, x_key, members[x_key])
-    if X.ndim != 2:
-        raise DataFileError(name, f"expected {x_key} to have rows and features, got shape {X.shape}.")
-    y_key = next((key for key in LABEL_KEYS if key in keys and key != x_key), None)
-    y = None
-    if y_key is not None:
-        y = np.array(_open_member(path, name, y_key, members[y_key]))
+    with _open_archive(path, name) as archive:
+        keys = archive.files
+        if set(keys) >= _SPARSE_KEYS:
+            return Dataset(X=_open_sparse(path, name).astype(np.float32, copy=False), format="npz")
+        x_key = next((key for key in FEATURE_KEYS if key in keys), keys[0] if len(keys) == 1 else None)
+        if x_key is None:
+            raise DataFileError(name, f"has no array X; it holds {', '.join(keys[:10])}.")
+        X = _read_member(archive, name, x_key)
+        if X.ndim != 2:
+            raise DataFileError(name, f"expected {x_key} to have rows and features, got shape {X.shape}.")
+        y_key = next((key for key in LABEL_KEYS if key in keys and key != x_key), None)
+        y = None if y_key is None else _read_member(archive, name, y_key)
+    if y is not None:
         _check_labels(name, y, X.shape[0])
     return Dataset(X=X, y=y, format="npz")
 
@@ -78,8 +75,9 @@ def read_labels(source: Source, n_samples: int) -> Any:
 
 
 def _open_indicator(path: Path, name: str) -> Any:
-    if not set(_check_archive(path, name)) >= _SPARSE_KEYS:
-        raise DataFileError(name, "expected a matrix saved by scipy.sparse.save_npz as labels.")
+    with _open_archive(path, name) as archive:
+        if not set(archive.files) >= _SPARSE_KEYS:
+            raise DataFileError(name, "expected a matrix saved by scipy.sparse.save_npz as labels.")
     return _open_sparse(path, name)
 
 
@@ -111,37 +109,23 @@ def _check_type(array: NDArray[Any]) -> NDArray[Any]:
     return array
 
 
-def _check_archive(path: Path, name: str) -> dict[str, zipfile.ZipInfo]:
-    """Return the arrays of an archive by name, after a comparison of all checksums."""
-    with foreign(name, "is not a whole .npz archive"), zipfile.ZipFile(path) as archive:
-        damaged = archive.testzip()
-        if damaged is not None:
-            raise ValueError(f"array {damaged.removesuffix('.npy')} does not match its checksum")
-        packed = sum(info.file_size for info in archive.infolist() if info.compress_type)
-        if packed > _MAX_UNCHECKED:
-            hints = ("an archive without compression (np.savez) is mapped, not read", "fewer rows")
-            check_memory({"arrays": packed}, hints=hints, what=f"reading {name}")
-        return {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
+@contextmanager
+def _open_archive(path: Path, name: str) -> Iterator[Any]:
+    """Open an archive whose arrays fit into memory; numpy compares checksums as it reads them."""
+    with ExitStack() as opened:
+        file = opened.enter_context(path.open("rb"))
+        with foreign(name, "is not a whole .npz archive"):
+            archive: Any = opened.enter_context(np.load(file, allow_pickle=False))
+        size = sum(info.file_size for info in archive.zip.infolist())
+        if size > _MAX_UNCHECKED:
+            hints = ("X.npy beside y.npy is mapped, not read", "fewer rows")
+            check_memory({"arrays": size}, hints=hints, what=f"reading {name}")
+        yield archive
 
 
-def _open_member(path: Path, name: str, key: str, info: zipfile.ZipInfo) -> NDArray[Any]:
-    """Return an array: mapped where it is stored as it is, else unpacked in memory."""
+def _read_member(archive: Any, name: str, key: str) -> NDArray[Any]:
     with foreign(name, f"array {key} is damaged, or does not hold numbers or strings"):
-        if info.compress_type != zipfile.ZIP_STORED:
-            with np.load(path, allow_pickle=False) as archive:
-                return _check_type(archive[key])
-        with path.open("rb") as file:
-            file.seek(info.header_offset + 26)  # the lengths of a name and of more fields, before the array
-            file.seek(sum(struct.unpack("<HH", file.read(4))), 1)
-            version = np.lib.format.read_magic(file)
-            read: Any = np.lib.format.read_array_header_1_0
-            if version != (1, 0):
-                read = np.lib.format.read_array_header_2_0
-            shape, fortran, dtype = read(file)
-            if dtype.hasobject:
-                raise ValueError("it holds objects")
-            order: Any = "F" if fortran else "C"
-            return _check_type(np.memmap(path, dtype, "r", file.tell(), shape, order))
+        return _check_type(archive[key])
 
 
 def _open_sparse(path: Path, name: str) -> Any:

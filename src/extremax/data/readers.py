@@ -73,7 +73,7 @@ def load_dataset(  # noqa: PLR0913 (the parameters are the API)
 ) -> Dataset:
     """Read a file of features or texts with labels.
 
-    Formats: XMC repository text, libsvm / svmlight, ``.npy`` and ``.npz`` (memory-mapped), Parquet and Arrow
+    Formats: XMC repository text, libsvm / svmlight, ``.npy`` (memory-mapped) and ``.npz``, Parquet and Arrow
     with a vector or text column, CSV and TSV with a text and a label column, JSON lines and arrays with
     fields for text and label or labels, fastText ``__label__`` lines, and with ``format="lines"`` plain
     lines, each a text. Files may be compressed with gzip, bzip2, xz or Zstandard; arrays and columns are then

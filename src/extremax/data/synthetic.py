@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
+from scipy.special import log_softmax
 
 from extremax.runtime.products import one_blas_thread
 from extremax.runtime.threads import resolve_threads, run, split
@@ -66,7 +67,7 @@ class GaussianTruth:
             scores = (latent @ means.T - 0.5 * (means**2).sum(axis=1)) / self.noise_scale**2 + np.log(
                 self.prior
             )
-        return _log_softmax(scores)
+        return np.asarray(log_softmax(scores, axis=1))
 
     def sample(self, n_samples: int, *, seed: int, n_jobs: int | None = None) -> tuple[Float32, Int32]:
         """Draw fresh rows, for instance a test set: features (n, n_features) and labels (n,)."""
@@ -101,7 +102,8 @@ class SoftmaxTruth:
 
     def log_prob_all(self, X: Float32) -> Float64:
         """Return the log-probability of every class, (n, n_classes) in float64."""
-        return _log_softmax(X.astype(np.float64) @ self.weights.T.astype(np.float64) + self.biases)
+        scores = X.astype(np.float64) @ self.weights.T.astype(np.float64) + self.biases
+        return np.asarray(log_softmax(scores, axis=1))
 
     def sample(self, n_samples: int, *, seed: int, n_jobs: int | None = None) -> tuple[Float32, Int32]:
         """Draw fresh rows: features (n, n_features) and labels (n,)."""
@@ -363,9 +365,3 @@ def _draw_softmax(
         gumbel = _stream(seed, label_purpose, i).gumbel(size=(stop - start, n_classes))
         y[start:stop] = np.argmax(truth.log_prob_all(X[start:stop]) + gumbel, axis=1)
     return X, y
-
-
-def _log_softmax(scores: Float64) -> Float64:
-    scores = scores - scores.max(axis=1, keepdims=True)
-    scores -= np.log(np.exp(scores).sum(axis=1, keepdims=True))
-    return scores

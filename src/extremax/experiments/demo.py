@@ -13,8 +13,7 @@ from sklearn.preprocessing import normalize
 
 from extremax.classifier import ExtremeClassifier
 from extremax.data import load_icd10cm, seen_classes
-from extremax.report import Analysis, make_document, write_report
-from extremax.report.pictures import take_pictures
+from extremax.report import Analysis
 from extremax.text import TextClassifier
 
 PHRASES = (
@@ -107,15 +106,6 @@ def centroid_figures(clf: TextClassifier, data: Texts) -> Figures:
 
     best = _SCALES[int(np.argmax(measure(data.valid, _SCALES)[2:]))]
     return Figures(*measure(data.test, (best,)).tolist())
-
-
-def write_pages(clf: TextClassifier, analysis: Analysis, report: Path, pictures: Path | None = None) -> None:
-    """Write the report on the test texts, and pictures of the pages if a folder is given for them."""
-    document = make_document(clf, analysis)
-    write_report(clf, document, report, title="ICD-10-CM")
-    if pictures is not None:
-        phrases = {"text": PHRASES[1], "branch_of": PHRASES[-1]}
-        take_pictures(clf, document, pictures, title="ICD-10-CM", **phrases)
 
 
 def draw_curves(path: Path, history: list[dict[str, Any]], baselines: Mapping[str, Figures]) -> None:

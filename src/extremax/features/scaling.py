@@ -312,11 +312,7 @@ class LargeColumns:
         if not sp.issparse(X):
             return X * of_column
         rows: Any = X
-        scaled = sp.csr_matrix(rows.shape, dtype=np.float32)
-        scaled.data = rows.data * of_column[rows.indices]
-        scaled.indices, scaled.indptr = rows.indices, rows.indptr
-        scaled.has_sorted_indices = rows.has_sorted_indices
-        return scaled
+        return _with_values(rows, rows.data * of_column[rows.indices])
 
     def to_given(self, weights: Any) -> Any:
         """Turn weights for scaled columns, an array or a sparse matrix, into weights for those given."""
@@ -375,14 +371,19 @@ def shorten_rows(X: Any, lengths: Float64, limit: float) -> tuple[Any, int]:
     if not long.any():
         return X, 0
     factor = np.where(long, limit / np.where(long, lengths, 1.0), 1.0)
-    limited = sp.csr_matrix(X.shape, dtype=np.float32)
-    limited.data = np.empty(len(X.data), np.float32)
+    values = np.empty(len(X.data), np.float32)
     for first, last in row_blocks(X.indptr):
         part = slice(X.indptr[first], X.indptr[last])
-        limited.data[part] = X.data[part] * np.repeat(factor[first:last], np.diff(X.indptr[first : last + 1]))
-    limited.indices, limited.indptr = X.indices, X.indptr
-    limited.has_sorted_indices = X.has_sorted_indices
-    return limited, int(long.sum())
+        values[part] = X.data[part] * np.repeat(factor[first:last], np.diff(X.indptr[first : last + 1]))
+    return _with_values(X, values), int(long.sum())
+
+
+def _with_values(X: Any, values: Float32) -> Any:
+    """Return a CSR matrix with the entries of X at other values; their places are not copied."""
+    found = sp.csr_matrix(X.shape, dtype=np.float32)
+    found.data, found.indices, found.indptr = values, X.indices, X.indptr
+    found.has_sorted_indices = X.has_sorted_indices
+    return found
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,6 @@ whole numbers, and where a loop takes several rows at once, the last row is repe
 
 from __future__ import annotations
 
-import math
 from typing import NamedTuple
 
 import numpy as np
@@ -19,7 +18,7 @@ from numpy.typing import NDArray
 
 from extremax.kernels.compile import inline, njit
 from extremax.kernels.simd import LANES, MOST_ENTRY, ROWS_AT_ONCE, table_sums
-from extremax.kernels.topk import NO_LABEL, _replace_worst, exp_nonpositive, sort_heap
+from extremax.kernels.topk import _replace_worst, exp_nonpositive
 
 N_CENTROIDS = 16
 # Position of the byte of a class among those of its block: even and odd positions are summed separately.
@@ -334,41 +333,3 @@ def score_listed(X, ends, listed, most, order, weights, biases, scale, scores):
             scores[i2, listed[p2] - i2 * most] = a2 * scale + bias
             scores[i3, listed[p3] - i3 * most] = a3 * scale + bias
         start = stop
-
-
-@njit
-def choose_classes(scores, found, counts, order, inverse_temperatures, tail, labels, log_prob):
-    """Choose the k best classes of each row among those found, best first; ties by smaller class.
-
-    Normalised over the classes found and all others, whose log-mass is ``tail`` (rows,), at the row's
-    ``inverse_temperatures`` (rows,).
-    """
-    most, k = found.shape[1], labels.shape[1]
-    for i in range(found.shape[0]):
-        n = min(counts[i], most)
-        best_scores, best_labels = log_prob[i], labels[i]
-        inverse_temperature = inverse_temperatures[i]
-        best_scores[:] = _MINUS_INF
-        best_labels[:] = NO_LABEL
-        for j in range(n):
-            score = scores[i, j]
-            if score >= best_scores[0]:
-                label = order[found[i, j]]
-                if score > best_scores[0] or label < best_labels[0]:
-                    _replace_worst(best_scores, best_labels, k, score, label)
-        sort_heap(best_scores, best_labels, k)
-        peak = best_scores[0] * inverse_temperature
-        mass = _ZERO
-        for j in range(n):
-            mass += exp_nonpositive(scores[i, j] * inverse_temperature - peak)
-        # the approximate mass of the others may be far larger than that of the best class
-        more = np.float64(tail[i]) - np.float64(peak)
-        if more <= 0.0:
-            log_mass = np.float32(math.log(mass + math.exp(more)))
-        else:
-            log_mass = np.float32(more + math.log(1.0 + mass * math.exp(-more)))
-        for r in range(k):
-            best_scores[r] = (best_scores[r] * inverse_temperature - peak) - log_mass
-            if best_labels[r] == NO_LABEL:
-                best_labels[r] = -1
-                best_scores[r] = _MINUS_INF

@@ -43,26 +43,34 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from extremax.kernels.compile import by_class, helper, inline, njit
+from extremax.kernels.compile import by_class, helper, njit
 from extremax.kernels.math import exp32, sigmoid32, softplus32
 
 
-class NegativeSampling(NamedTuple):
-    """Settings of `negative_sampling`; the class of the settings selects the kernel."""
+class Logistic(NamedTuple):
+    """Settings of `logistic`; the class of the settings selects the kernel."""
 
     penalty: np.float32
+    log_m: np.float32  # subtracted from the logits
+    share: np.float32  # weight of a negative
+    is_raw: bool = False  # whether the penalty is on xi instead of s
+    by_eta: bool = (
+        False  # whether `pairs.eta` is 0 for positives and 1 for negatives; else column 0 is positive
+    )
 
 
-class RawNegativeSampling(NamedTuple):
-    """Settings of `raw_negative_sampling`."""
+def negative_sampling(penalty: Any, n_negatives: int, *, is_raw: bool = False) -> Logistic:
+    """Return the paper's Eq. 6 with m negatives per positive.
 
-    penalty: np.float32
+    The authors' code has the penalty on xi alone (`is_raw`), for noise that does not depend on x.
+    """
+    share = np.float32(1.0) / np.float32(max(n_negatives, 1))
+    return Logistic(np.float32(penalty), np.float32(0.0), share, is_raw)
 
 
-class NoiseContrastive(NamedTuple):
-    """Settings of `noise_contrastive`."""
-
-    penalty: np.float32
+def noise_contrastive(penalty: Any, n_negatives: int) -> Logistic:
+    """Return the loss of NCE, with logits xi - log(m p_n)."""
+    return Logistic(np.float32(penalty), np.float32(np.log(max(n_negatives, 1))), np.float32(1.0))
 
 
 class SampledSoftmax(NamedTuple):
@@ -84,73 +92,28 @@ class AugmentReduce(NamedTuple):
     rate: np.float32
 
 
-_ZERO, _ONE = np.float32(0.0), np.float32(1.0)
 # exp of a larger margin counts as exp of this: otherwise the eta of such a row stays too large for epochs
 _MARGIN_MAX = np.float32(20.0)
 
 
-@helper
-def logistic(pairs: Any, penalty: Any, is_raw: bool, log_m: Any, share: Any, by_eta: bool, rows: Any) -> None:
-    """Compute a logistic loss of every score by itself, for a range of rows.
-
-    Parameters
-    ----------
-    is_raw
-        Whether the penalty is on xi instead of s.
-    log_m
-        What is subtracted from the logits: log m for NCE, else 0.
-    share
-        Weight of each negative.
-    by_eta
-        Whether `pairs.eta` is 0 for positives and 1 for negatives; otherwise column 0 is the positive.
-    """
+@njit
+def logistic(settings: Any, pairs: Any, start: int, stop: int) -> None:
+    """Compute a logistic loss of every score by itself: negative sampling and NCE."""
+    penalty = settings.penalty
     scores, log_base, log_noise, row_weight = pairs.scores, pairs.log_base, pairs.log_noise, pairs.row_weight
-    for i in range(rows[0], rows[1]):
+    for i in range(start, stop):
         total = np.float64(0.0)
         for j in range(scores.shape[1]):
             s = scores[i, j] + log_base[i, j]
-            a = s - log_noise[i, j] - log_m
-            penalized = scores[i, j] if is_raw else s
-            weight, sign = share, np.float32(1.0)
-            if pairs.eta[i] == np.float32(0.0) if by_eta else j == 0:
+            a = s - log_noise[i, j] - settings.log_m
+            penalized = scores[i, j] if settings.is_raw else s
+            weight, sign = settings.share, np.float32(1.0)
+            if pairs.eta[i] == np.float32(0.0) if settings.by_eta else j == 0:
                 weight, sign = np.float32(1.0), np.float32(-1.0)
             c = np.float32(2.0) * penalty * penalized + sign * sigmoid32(sign * a)
             pairs.coefficients[i, j] = row_weight[i] * weight * c
             total += weight * (softplus32(sign * a) + penalty * penalized * penalized)
         pairs.losses[i] = row_weight[i] * total
-
-
-@inline
-def log_count(n_negatives: Any) -> Any:
-    """Return log m, as NCE subtracts it from its logits."""
-    return np.float32(np.log(max(n_negatives, 1)))
-
-
-@inline
-def share_of(n_negatives: Any) -> Any:
-    """Return the weight of a negative in negative sampling, 1 / m."""
-    return _ONE / np.float32(max(n_negatives, 1))
-
-
-@njit
-def negative_sampling(settings: Any, pairs: Any, start: int, stop: int) -> None:
-    """Compute the paper's Eq. 6 with m negatives per positive."""
-    share = share_of(pairs.scores.shape[1] - 1)
-    logistic(pairs, settings.penalty, False, _ZERO, share, False, (start, stop))
-
-
-@njit
-def raw_negative_sampling(settings: Any, pairs: Any, start: int, stop: int) -> None:
-    """Compute Eq. 6 with the penalty on xi alone, as the authors' code has it for noise without x."""
-    share = share_of(pairs.scores.shape[1] - 1)
-    logistic(pairs, settings.penalty, True, _ZERO, share, False, (start, stop))
-
-
-@njit
-def noise_contrastive(settings: Any, pairs: Any, start: int, stop: int) -> None:
-    """Compute the logistic loss of NCE, with logits xi - log(m p_n)."""
-    log_m = log_count(pairs.scores.shape[1] - 1)
-    logistic(pairs, settings.penalty, False, log_m, _ONE, False, (start, stop))
 
 
 @njit
@@ -262,9 +225,7 @@ def augment_reduce(settings: Any, pairs: Any, start: int, stop: int) -> None:
 
 
 _LOSSES: dict[type, Callable[..., Any]] = {
-    NegativeSampling: negative_sampling,
-    RawNegativeSampling: raw_negative_sampling,
-    NoiseContrastive: noise_contrastive,
+    Logistic: logistic,
     SampledSoftmax: sampled_softmax,
     OneVsEach: one_vs_each,
     AugmentReduce: augment_reduce,

@@ -4,8 +4,7 @@ A minibatch has two phases: scores and coefficients of the rows, from frozen wei
 classes.  A phase is cut into ``n_parts`` parts, which threads may share.  Each class is updated in the order
 of the rows, by whichever thread.
 
-The classes of ``step.objective`` and ``step.sizes`` select the loss and the optimizer when a kernel is
-compiled: a kernel contains one of each.
+The class of ``step.objective`` selects the loss when a kernel is compiled: a kernel contains one.
 """
 
 from __future__ import annotations
@@ -15,9 +14,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from extremax.kernels.compile import by_class, njit_extensible
+from extremax.kernels.compile import njit_extensible
 from extremax.kernels.row_losses import coefficients_of
-from extremax.kernels.row_updates import score_pairs, update_along_row, update_per_weight
+from extremax.kernels.row_updates import score_pairs, update_pairs
 
 
 class Pairs(NamedTuple):
@@ -34,35 +33,19 @@ class Pairs(NamedTuple):
     eta: NDArray[np.float32]  # (n,), updated: a parameter per row, of objectives that keep one
 
 
-class PerWeight(NamedTuple):
-    """Step sizes of Adagrad with one accumulator per weight."""
-
-    scale: np.float32
-    learning_rate: np.float32
-
-
-class AlongRow(NamedTuple):
-    """Step sizes of steps along x: Adagrad with one accumulator per class, or SGD."""
-
-    scale: np.float32
-    learning_rate: np.float32
-
-
 class Step(NamedTuple):
     """What a training kernel does with each minibatch."""
 
     objective: Any  # settings of a loss; their class selects its kernel
-    sizes: Any  # `PerWeight` or `AlongRow`
-
-
-_update = by_class({PerWeight: update_per_weight, AlongRow: update_along_row})
+    scale: np.float32  # of the features
+    learning_rate: np.float32
 
 
 @njit_extensible
 def score_part(X, pairs, model, step, start, stop):
     """Compute scores and coefficients of the rows [start, stop), from frozen weights."""
-    weights, biases, scale = model.weights, model.biases, step.sizes.scale
-    score_pairs(X, pairs.rows, pairs.labels, weights, biases, scale, pairs.scores, start, stop)
+    weights, biases = model.weights, model.biases
+    score_pairs(X, pairs.rows, pairs.labels, weights, biases, step.scale, pairs.scores, start, stop)
     coefficients_of(step.objective, pairs, start, stop)
 
 
@@ -70,7 +53,8 @@ def score_part(X, pairs, model, step, start, stop):
 def update_part(X, pairs, model, step, start, stop, n_parts, part):
     """Update the classes of a part by the rows [start, stop), in their order."""
     rows, labels, coefficients = pairs.rows, pairs.labels, pairs.coefficients
-    _update(step.sizes, X, rows, labels, coefficients, model, start, stop, part, n_parts)
+    scale, rate = step.scale, step.learning_rate
+    update_pairs(X, rows, labels, coefficients, model, scale, rate, start, stop, part, n_parts)
 
 
 @njit_extensible
@@ -79,10 +63,10 @@ def train(X, pairs, ends, model, step):
 
     ``ends`` (n_batches + 1,) int64 is where each minibatch begins, and the end of the last.
     """
-    weights, biases, scale = model.weights, model.biases, step.sizes.scale
+    weights, biases, scale, rate = model.weights, model.biases, step.scale, step.learning_rate
     rows, labels, coefficients = pairs.rows, pairs.labels, pairs.coefficients
     for batch in range(ends.size - 1):
         start, stop = ends[batch], ends[batch + 1]
         score_pairs(X, rows, labels, weights, biases, scale, pairs.scores, start, stop)
         coefficients_of(step.objective, pairs, start, stop)
-        _update(step.sizes, X, rows, labels, coefficients, model, start, stop, 0, 1)
+        update_pairs(X, rows, labels, coefficients, model, scale, rate, start, stop, 0, 1)

@@ -91,48 +91,42 @@ def _adagrad_bias(model, label, c, learning_rate):
 
 
 @njit
-def update_per_weight(sizes, X, rows, labels, coefficients, model, start, stop, part, n_parts):
-    """Apply Adagrad with one accumulator per weight: a += g^2; w -= learning_rate * g / sqrt(a)."""
+def update_pairs(X, rows, labels, coefficients, model, scale, learning_rate, start, stop, part, n_parts):
+    """Update the classes of a part by the rows [start, stop); the shape of ``model.squares`` says how.
+
+    Adagrad with an accumulator per weight: a += g^2; w -= learning_rate * g / sqrt(a).  With one per class,
+    its a is a sum of means of g^2 over the row; with none, SGD.
+    """
+    n_sums, n_features = model.squares.shape[1], np.float32(model.weights.shape[1])
     for i in range(start, stop):
         first, last = row_range(X, rows[i])
         for j in range(labels.shape[1]):
             label, c = labels[i, j], coefficients[i, j]
             if label % n_parts != part or c == 0.0:
                 continue
-            _adagrad_bias(model, label, c, sizes.learning_rate)
-            c *= sizes.scale
-            w, a = model.weights[label], model.squares[label]
-            for p in range(first, last):
-                k, x = row_entry(X, rows[i], p)
-                g = c * x
-                square = a[k] + g * g
-                a[k] = square
-                w[k] -= sizes.learning_rate * g * rsqrt32(square)
-
-
-@njit
-def update_along_row(sizes, X, rows, labels, coefficients, model, start, stop, part, n_parts):
-    """Apply ``w -= step * x``: Adagrad with one accumulator per class, or SGD with none."""
-    rate = sizes.learning_rate
-    for i in range(start, stop):
-        first, last = row_range(X, rows[i])
-        for j in range(labels.shape[1]):
-            label, c = labels[i, j], coefficients[i, j]
-            if label % n_parts != part or c == 0.0:
+            w = model.weights[label]
+            if n_sums == 0:
+                model.biases[label] -= learning_rate * c
+            else:
+                _adagrad_bias(model, label, c, learning_rate)
+            c *= scale
+            if n_sums == model.weights.shape[1]:
+                a = model.squares[label]
+                for p in range(first, last):
+                    k, x = row_entry(X, rows[i], p)
+                    g = c * x
+                    square = a[k] + g * g
+                    a[k] = square
+                    w[k] -= learning_rate * g * rsqrt32(square)
                 continue
-            if model.squares.shape[1] == 0:
-                model.biases[label] -= rate * c
-                step = rate * c * sizes.scale
-            else:  # the mean of g^2 over the row
+            step = learning_rate * c
+            if n_sums == 1:
                 norm = np.float32(0.0)
                 for p in range(first, last):
                     _, x = row_entry(X, rows[i], p)
                     norm += x * x
-                _adagrad_bias(model, label, c, rate)
-                c *= sizes.scale
-                model.squares[label, 0] += c * c * norm / np.float32(model.weights.shape[1])
-                step = rate * c * rsqrt32(model.squares[label, 0])
-            w = model.weights[label]
+                model.squares[label, 0] += c * c * norm / n_features
+                step *= rsqrt32(model.squares[label, 0])
             for p in range(first, last):
                 k, x = row_entry(X, rows[i], p)
                 w[k] -= step * x

@@ -342,12 +342,19 @@ def finish_rows(states, inverse_temperatures, labels, log_prob, target_log_prob)
 
 
 @njit
-def choose_candidates(scores, candidates, inverse_temperatures, first_row, last_row, labels, log_prob):
-    """Choose the k best of each row's candidates, best first, normalised over its candidates.
+def choose_candidates(
+    scores, candidates, inverse_temperatures, log_rest, first_row, last_row, labels, log_prob
+):
+    """Choose the k best of each row's candidates, best first, normalised over its candidates and the rest.
 
-    ``inverse_temperatures`` (n,) are those of the rows.
-    ``scores`` and ``candidates`` (n, width) are read, ``labels`` and ``log_prob`` (n, k) filled.  A candidate
-    -1 stands for none.
+    Parameters
+    ----------
+    scores, candidates : (n, width)
+        A candidate -1 stands for none.
+    inverse_temperatures, log_rest : (n,) float32
+        Of each row; the log of the summed mass of all other classes, minus infinity for none.
+    labels, log_prob : (n, k)
+        Filled in rows ``first_row`` to before ``last_row``.
     """
     width, k = candidates.shape[1], labels.shape[1]
     for i in range(first_row, last_row):
@@ -365,5 +372,9 @@ def choose_candidates(scores, candidates, inverse_temperatures, first_row, last_
         for j in range(width):
             if candidates[i, j] >= 0:
                 mass += exp_nonpositive(scores[i, j] * inverse_temperature - peak)
+        if log_rest[i] > peak:  # the rest may have far more mass than the best candidate
+            mass *= math.exp(peak - log_rest[i])
+            peak = log_rest[i]
+        mass += math.exp(log_rest[i] - peak)
         sort_heap(best_scores, best_labels, k)
         finish_row(best_scores, best_labels, inverse_temperature, peak, mass)

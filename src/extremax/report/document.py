@@ -12,18 +12,20 @@ import os
 from collections.abc import Mapping
 from hashlib import sha256
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from extremax.report.hierarchy import HierarchyConfig, LabelHierarchy, hierarchy_of
-from extremax.report.model_analysis import Analysis
 from extremax.report.names import name_nodes
-from extremax.report.tables import Table
 from extremax.runtime.atomic_files import write_text
 from extremax.types import Int64
+
+if TYPE_CHECKING:
+    from extremax.report.model_analysis import Analysis
+    from extremax.report.tables import Table
 
 FORMAT, FORMAT_VERSION = "extremax analysis", 1
 SHOWN = {"figures": 8, "deciles": 64, "reliability": 128, "confusions": 100, "merge": 50, "suspects": 100}

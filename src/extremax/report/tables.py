@@ -9,17 +9,19 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy import special
 
 from extremax import metrics
-from extremax.examples import Examples
-from extremax.model import Model
-from extremax.scores import RankedPairs
 from extremax.types import Float64, Int64
+
+if TYPE_CHECKING:
+    from extremax.examples import Examples
+    from extremax.model import Model
+    from extremax.scores import RankedPairs
 
 
 @dataclass(frozen=True)

@@ -295,10 +295,6 @@ class Search(Protocol):
 class EditableSearch(Search, Protocol):
     """A search that goes on working where classes are removed or added; a model drops others."""
 
-    def take_classes(self, index: Int64, scorer: Scorer) -> Search:
-        """Return the search of some classes, in the order of `index`."""
-        ...
-
-    def plus_classes(self, scorer: Scorer) -> Search:
-        """Return the search with new classes behind the others."""
+    def follow(self, scorer: Scorer) -> Search:
+        """Return the search among the classes of a changed scorer."""
         ...

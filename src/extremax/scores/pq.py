@@ -29,7 +29,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import scipy.linalg
@@ -41,6 +41,7 @@ from extremax.calibration import Calibration, mix_uniform
 from extremax.kernels import pq as kernels
 from extremax.kernels.project import project_rows
 from extremax.kernels.simd import BYTE_SHUFFLE, CODES_AT_ONCE, LANES, ROWS_AT_ONCE
+from extremax.kernels.topk import choose_candidates
 from extremax.runtime.products import one_blas_thread, read_only
 from extremax.runtime.threads import run, split
 from extremax.scores.base import Scorer, Weights
@@ -48,7 +49,7 @@ from extremax.scores.dense import DenseWeights
 from extremax.scores.topk import ExactSearch
 from extremax.storage import checks
 from extremax.storage.state import State, register
-from extremax.tuned import PQConfig, restore_numbers
+from extremax.tuned import PQConfig
 from extremax.types import Features, Float32, Float64, Int32, Int64
 
 _CONFIG = PQConfig()
@@ -292,42 +293,22 @@ class PQSearch:
 
     # -- changes of the classes
 
-    def take_classes(self, index: Int64, scorer: Scorer) -> PQSearch:
-        """Return the search among some classes, in a given order."""
-        number = np.full(len(self.order), -1, np.int32)
-        number[index] = np.arange(len(index), dtype=np.int32)
-        places = np.flatnonzero(number[self.order] >= 0)
-        return self._with_blocks(_copy_places(self.blocks, places), number[self.order[places]])
-
-    def _with_blocks(self, blocks: kernels.Blocks, order: Int32) -> PQSearch:
-        return replace(self, order=order, codes=blocks.codes, factors=blocks.factors, bases=blocks.bases)
-
-    def plus_classes(self, scorer: Scorer) -> PQSearch:
-        """Return the search with the last classes of a scorer, which it does not know yet.
-
-        They are encoded in the coordinates that there are.
-        """
-        first, scale = len(self.order), scorer.weights.feature_scale
-        biased = _add_offsets(scorer.weights, scorer.offsets)
-        weights, biases = biased.weights[first:], biased.biases[first:]
+    def follow(self, scorer: Scorer) -> PQSearch:
+        """Encode the classes of a changed model, in the coordinates that there are."""
         n_coordinates, size = len(self.rotation) - _COMMON_ROWS, self.centroids.shape[1]
-        given = self.rotation.astype(np.float64) / scale
+        given = self.rotation.astype(np.float64) / scorer.weights.feature_scale
         by_size = given[:n_coordinates].reshape(size, -1, given.shape[1]).transpose(2, 1, 0)
-        by_row = by_size.reshape(given.shape[1], n_coordinates)  # of `_encode`: from rows to coordinates
+        to_rows = by_size.reshape(given.shape[1], n_coordinates)  # of `_encode`: from rows to coordinates
         shift = self.shift[:n_coordinates].reshape(size, -1).T.reshape(-1).astype(np.float64)
         with one_blas_thread():
-            factor = scipy.linalg.cho_factor(by_row @ by_row.T)
-            to_weights = scipy.linalg.cho_solve(factor, by_row)
-            mean = to_weights @ shift
-            directions = (weights - given[n_coordinates]) @ to_weights
-        n_blocks = -(-len(weights) // LANES)
-        codes = np.zeros((n_blocks, self.codes.shape[1], LANES), np.uint8)
-        factors, bases = _empty_blocks(n_blocks)
-        _write_codes(directions, np.linalg.norm(directions, axis=1), self.centroids, 0, codes, factors)
-        bases.reshape(-1)[: len(weights)] = biases + weights @ mean
-        both = _join_places(self.blocks, first, _make_blocks(codes, factors, bases), len(weights))
-        order = np.concatenate([self.order, np.arange(first, first + len(weights), dtype=np.int32)])
-        return self._with_blocks(both, order)
+            to_weights = scipy.linalg.cho_solve(scipy.linalg.cho_factor(to_rows @ to_rows.T), to_rows)
+            coordinates = _Coordinates(
+                to_weights.astype(np.float32),
+                given[n_coordinates].astype(np.float32),
+                (to_weights @ shift).astype(np.float32),
+            )
+            biased = _add_offsets(scorer.weights, scorer.offsets)
+            return replace(self, **_encode_classes(biased, coordinates, self.centroids, 1))
 
     # -- search
 
@@ -386,13 +367,15 @@ class PQSearch:
             listed = np.empty(int(np.minimum(count, most).sum()), np.int32)
             kernels.list_rows(places, count, ends, listed)
             kernels.score_listed(x, ends, listed, most, self.order, weights, biases, scale, scores)
-            inverse = np.full(len(x), scorer.inverse_temperature)
-            given = (scores, places, count, self.order)
-            kernels.choose_classes(*given, inverse, tails[0], labels[rows], log_prob[rows])
+            for row, n in zip(places, np.minimum(count, most).tolist(), strict=True):
+                row[:n], row[n:] = self.order[row[:n]], -1  # from places to classes
+            inverse, rest = np.full(len(x), scorer.inverse_temperature), tails[0]
+            filled = 0, len(x), labels[rows], log_prob[rows]
+            choose_candidates(scores, places, inverse, rest, *filled)
             if len(inverses) > 1:
                 inverse = scorer.temper(log_prob[rows, 0])
-                tail = _interpolate(inverses, tails, inverse)
-                kernels.choose_classes(*given, inverse, tail, labels[rows], log_prob[rows])
+                rest = _interpolate(inverses, tails, inverse)
+                choose_candidates(scores, places, inverse, rest, *filled)
 
         run(work, len(tasks), n_threads)
         mixed = mix_uniform(log_prob, scorer.calibration.uniform_mix, n_classes)
@@ -515,7 +498,7 @@ class PQSearch:
             "max_square": checks.get_float(header, "max_square", 0.0),
             "n_epochs": checks.get_int(header, "n_epochs"),
         }
-        config = restore_numbers(PQConfig, checks.get_mapping(header, "config") if "config" in header else {})
+        config = checks.read(header.get("config", {}), PQConfig)
         _check_config(config)
         given |= _check_arrays(state.arrays)
         return cls(**given, config=config)
@@ -531,9 +514,8 @@ class PQSearch:
 
 def _check_config(config: PQConfig) -> None:
     """Raise ModelFileError for numbers that a search divides by, or takes memory by."""
-    whole = {name: vars(config)[name] for name in ("subvectors", "max_stride", "threshold_classes")}
-    whole["max_candidates"] = config.max_candidates
-    for name, value in whole.items():
+    for name in ("subvectors", "max_stride", "threshold_classes", "max_candidates"):
+        value = getattr(config, name)
         if not 1 <= value <= 2**31:
             checks.reject(f"{name} of the index is {value}")
     scales = config.tail_scales
@@ -591,14 +573,6 @@ def _copy_places(blocks: kernels.Blocks, places: Int64) -> kernels.Blocks:
     return _make_blocks(codes, factors, bases)
 
 
-def _join_places(one: kernels.Blocks, n_one: int, two: kernels.Blocks, n_two: int) -> kernels.Blocks:
-    """Return blocks of the first places of two sets of blocks, one after the other."""
-    codes = np.concatenate([one.codes, two.codes])
-    factors, bases = np.concatenate([one.factors, two.factors]), np.concatenate([one.bases, two.bases])
-    behind = len(one.codes) * LANES + np.arange(n_two)
-    return _copy_places(_make_blocks(codes, factors, bases), np.concatenate([np.arange(n_one), behind]))
-
-
 def _empty_blocks(n_blocks: int) -> tuple[Float32, Float32]:
     """Return factors and bases of places without a class: no approximate score reaches a threshold."""
     return np.zeros((n_blocks, LANES), np.float32), np.full((n_blocks, LANES), -np.inf, np.float32)
@@ -617,10 +591,25 @@ def _whitening_factor(rows: Float32, config: PQConfig) -> Float64:
     return factor
 
 
+class _Coordinates(NamedTuple):
+    """How weights become coordinates.
+
+    Attributes
+    ----------
+    rotation : float32 (n_features, n_coordinates)
+        From weights, relative to their mean, to coordinates.
+    mean_weights, mean : float32 (n_features,)
+        Means of the weights of all classes, and of scaled rows.
+    """
+
+    rotation: Float32
+    mean_weights: Float32
+    mean: Float32
+
+
 def _encode(rows: Float32, model: DenseWeights, n_threads: int, config: PQConfig) -> dict[str, Any]:
     """Return the arrays of a `PQSearch`; `rows` give the coordinates z."""
-    weights, biases, scale = model.weights, model.biases, model.feature_scale
-    n_classes, n_features = weights.shape
+    n_features, scale = model.n_features, model.feature_scale
     n_subvectors, size = _subvectors(n_features, config)
     n_coordinates = n_subvectors * size
     rows = rows * np.float32(scale)
@@ -630,59 +619,60 @@ def _encode(rows: Float32, model: DenseWeights, n_threads: int, config: PQConfig
     normal = np.random.default_rng(config.rotation_seed).standard_normal((n_coordinates, n_features))
     orthogonal = np.linalg.qr(normal)[0].T
     row_rotation = scipy.linalg.solve_triangular(factor.T, orthogonal)
-    weight_rotation = (factor @ orthogonal).astype(np.float32)
-    mean_weights = weights.mean(axis=0, dtype=np.float64).astype(np.float32)
-    tasks = split(n_classes, _task_classes(n_features))
+    coordinates = _Coordinates(
+        (factor @ orthogonal).astype(np.float32),
+        model.weights.mean(axis=0, dtype=np.float64).astype(np.float32),
+        mean.astype(np.float32),
+    )
+    centroids = _centroids(size, config.rotation_seed)
+    arrays = _encode_classes(model, coordinates, centroids, n_threads)
+    by_coordinate = row_rotation.reshape(n_features, n_subvectors, size).transpose(2, 1, 0)
+    rotation = by_coordinate.reshape(n_coordinates, n_features)
+    padding = np.zeros((_COMMON_ROWS - 1, n_features))
+    rotation = np.concatenate([rotation, coordinates.mean_weights[None], padding])
+    shift = (rotation @ mean).astype(np.float32)
+    rotation = (scale * rotation).astype(np.float32)
+    return arrays | {"rotation": rotation, "shift": shift, "centroids": centroids}
+
+
+def _encode_classes(
+    model: DenseWeights, coordinates: _Coordinates, centroids: Float32, n_threads: int
+) -> dict[str, Any]:
+    """Return the order of the classes, their codes, factors and bases."""
+    weights, biases = model.weights, model.biases
+    rotation, mean_weights, mean = coordinates
+    n_classes, n_coordinates = len(weights), rotation.shape[1]
+    tasks = split(n_classes, _task_classes(weights.shape[1]))
     lengths, at_mean = np.empty(n_classes, np.float32), np.empty(n_classes, np.float32)
 
     def measure(number: int) -> None:
         part = slice(*tasks[number])
-        lengths[part] = np.linalg.norm((weights[part] - mean_weights) @ weight_rotation, axis=1)
-        at_mean[part] = biases[part] + weights[part] @ mean.astype(np.float32)
+        lengths[part] = np.linalg.norm((weights[part] - mean_weights) @ rotation, axis=1)
+        at_mean[part] = biases[part] + weights[part] @ mean
 
     run(measure, len(tasks), n_threads)
     order = _order_classes(lengths, at_mean)
     n_blocks = -(-n_classes // LANES)
-    codes = np.zeros((n_blocks, n_subvectors // 2, LANES), np.uint8)
+    codes = np.zeros((n_blocks, n_coordinates // centroids.shape[1] // 2, LANES), np.uint8)
     factors, bases = _empty_blocks(n_blocks)
-    centroids = _centroids(size, config.rotation_seed)
 
     def encode(number: int) -> None:
         first, last = tasks[number]
         classes = order[first:last]
         # The product of `measure` again, not a copy: in another order of classes its last bits may differ.
-        directions = (weights[classes] - mean_weights) @ weight_rotation
-        _write_codes(directions, lengths[classes], centroids, first, codes, factors)
+        directions = (weights[classes] - mean_weights) @ rotation
+        length = np.where(lengths[classes] > 0, lengths[classes], np.float32(1.0))
+        directions *= (np.sqrt(np.float32(n_coordinates)) / length)[:, None]
+        alignment = np.empty(last - first, np.float32)  # u.u'
+        kernels.encode(directions, centroids, first, codes, alignment)
+        good = (alignment > 0) & (lengths[classes] > 0) & np.isfinite(lengths[classes])
+        factors.reshape(-1)[first:last] = np.where(
+            good, length * np.sqrt(n_coordinates) / np.where(good, alignment, 1.0), 0.0
+        )
         bases.reshape(-1)[first:last] = at_mean[classes]
 
     run(encode, len(tasks), n_threads)
-    by_coordinate = row_rotation.reshape(n_features, n_subvectors, size).transpose(2, 1, 0)
-    rotation = by_coordinate.reshape(n_coordinates, n_features)
-    rotation = np.concatenate([rotation, mean_weights[None], np.zeros((_COMMON_ROWS - 1, n_features))])
-    shift = (rotation @ mean).astype(np.float32)
-    rotation = (scale * rotation).astype(np.float32)
-    arrays: dict[str, Any] = {"order": order, "codes": codes, "factors": factors, "bases": bases}
-    return arrays | {"rotation": rotation, "shift": shift, "centroids": centroids}
-
-
-def _write_codes(
-    directions: NDArray[Any],
-    lengths: NDArray[Any],
-    centroids: Float32,
-    first: int,
-    codes: NDArray[np.uint8],
-    factors: Float32,
-) -> None:
-    """Encode weight vectors, rotated and of the given lengths, at the places from `first` on."""
-    n_coordinates, one = directions.shape[1], lengths.dtype.type(1)
-    length = np.where(lengths > 0, lengths, one)
-    directions *= (np.sqrt(n_coordinates * one) / length)[:, None]
-    alignment = np.empty(len(lengths), np.float32)  # u.u'
-    kernels.encode(directions.astype(np.float32, copy=False), centroids, first, codes, alignment)
-    good = (alignment > 0) & (lengths > 0) & np.isfinite(lengths)
-    factors.reshape(-1)[first : first + len(lengths)] = np.where(
-        good, length * np.sqrt(n_coordinates) / np.where(good, alignment, 1.0), 0.0
-    )
+    return {"order": order, "codes": codes, "factors": factors, "bases": bases}
 
 
 def _order_classes(lengths: Float32, bases: Float32) -> Int32:

@@ -218,19 +218,13 @@ class _Scan:
     """The parts of a scan that all its tasks share."""
 
     def __init__(self, scorer: Scorer, tiles: Tiles, k: int, config: SearchConfig) -> None:
-        self.tiles, self.config = tiles, config
+        self.tiles = tiles
         n_tiles = len(tiles.bounds)
         # Every group keeps k classes: where k is large, there are fewer groups.
         n_groups = min(config.class_groups, max(1, scorer.n_classes // (16 * k)))
         self.groups = split(n_tiles, -(-n_tiles // n_groups))
         self.scaling = topk.Scaling(np.float32(scorer.weights.feature_scale), scorer.inverse_temperature)
-        self.spare: list[Buffers] = []
-
-    def _take_buffers(self) -> Buffers:
-        try:
-            return self.spare.pop()
-        except IndexError:  # asking for the length first would be a race
-            return Buffers(self.config.tile_scores)
+        self.scratch = Scratch(lambda: Buffers(config.tile_scores))
 
     def scan_group(
         self, rows: BlockScores, block: Any, states: topk.RowState, kept: Float32 | None, group: int
@@ -239,18 +233,18 @@ class _Scan:
 
         Products go to `kept` (n_rows * n_classes), tile after tile, where it is given.
         """
-        buffers, tiles = self._take_buffers(), self.tiles
-        state = _group_state(states, group)
+        state, tiles = _group_state(states, group), self.tiles
         strip, n = np.empty(topk.STRIP, np.float32), rows.n_rows
-        for number in range(*self.groups[group]):
-            start, stop = tiles.bounds[number]
-            out = buffers.get("products", n, stop - start) if kept is None else _tile(kept, n, start, stop)
-            products = rows.products(start, stop, buffers, out)
-            for first, last, log_noise in tiles.log_noise(number, block, n, buffers):
-                topk.scan_tile(
-                    products, tiles.columns(number), log_noise, self.scaling, first, last, state, strip
+        with self.scratch.use() as buffers:
+            for number in range(*self.groups[group]):
+                start, stop = tiles.bounds[number]
+                own = (
+                    buffers.get("products", n, stop - start) if kept is None else _tile(kept, n, start, stop)
                 )
-        self.spare.append(buffers)
+                products = rows.products(start, stop, buffers, own)
+                for first, last, log_noise in tiles.log_noise(number, block, n, buffers):
+                    columns = tiles.columns(number)
+                    topk.scan_tile(products, columns, log_noise, self.scaling, first, last, state, strip)
 
     def temper_group(self, kept: Float32, states: topk.RowState, inverse: Float32, group: int) -> None:
         """Sum the kept scores of one group of classes at the temperature of each row."""

@@ -150,9 +150,10 @@ def _choose(
     """Fill `labels` and `log_prob` with the best candidates of each row."""
     tasks = split(len(candidates), _TASK_ROWS)
     inverse = np.full(len(candidates), scorer.inverse_temperature)
+    nothing = np.full(len(candidates), -np.inf, np.float32)
 
     def work(i: int) -> None:
-        topk.choose_candidates(scores, candidates, inverse, *tasks[i], labels, log_prob)
+        topk.choose_candidates(scores, candidates, inverse, nothing, *tasks[i], labels, log_prob)
 
     run(work, len(tasks), n_threads)
     if scorer.tempers_rows:

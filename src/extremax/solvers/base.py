@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,17 +14,19 @@ from scipy import sparse
 from extremax.examples import Examples
 from extremax.features.pca import PCA, fit_bytes
 from extremax.features.scaling import ColumnScaling, limit_sparse_rows
-from extremax.features.whitening import Whitening
 from extremax.runtime.context import Context
 from extremax.runtime.threads import split
 from extremax.scores.base import Weights
 from extremax.scores.dense import DenseWeights
 from extremax.solvers.config import FitConfig
-from extremax.solvers.stream import StreamMoments
 from extremax.storage.state import State, merge
 from extremax.tree.noise import Noise
 from extremax.tuned import ProblemSize, ScaleConfig
 from extremax.types import Bool, Features, Float32
+
+if TYPE_CHECKING:
+    from extremax.features.whitening import Whitening
+    from extremax.solvers.stream import StreamMoments
 
 _BLOCK_VALUES = 1 << 24  # of rows that are squared in float64 at a time
 _PROJECTED_LIMIT = 2.0  # of the longest row in training: the longest row of a projection

@@ -28,8 +28,7 @@ from extremax.runtime.products import one_blas_thread
 from extremax.runtime.threads import run, split
 from extremax.solvers.base import Progress, TrainState, whitening_memory
 from extremax.solvers.optimizers import Tables
-from extremax.solvers.warm_start import leave_one_out_shift, start_discriminant
-from extremax.solvers.whitened import WhitenedTrainer
+from extremax.solvers.warm_start import WhitenedTrainer, leave_one_out_shift, start_discriminant
 from extremax.tuned import ProblemSize
 from extremax.types import Float32, Int64
 

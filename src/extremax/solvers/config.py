@@ -6,11 +6,14 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Self
 
+import msgspec
+
 from extremax.examples import FeatureLayout
 from extremax.params import check_values
 from extremax.solvers.registry import Solver, choose_solver, find_solver, restore_solver
+from extremax.storage import checks
 from extremax.tree.noise import Noise
-from extremax.tuned import DEFAULTS, Defaults, ProblemSize, has_type, restore_numbers
+from extremax.tuned import DEFAULTS, Defaults, ProblemSize
 
 if TYPE_CHECKING:
     from extremax.runtime.context import Context
@@ -50,20 +53,25 @@ class FitConfig:
         """Restore a config; numbers that an earlier version did not have get today's values."""
         solver = restore_solver(content["solver"], noise)
         solver.check()
-        given = {name: content[name] for name in _PLAIN if name in content}
-        columns = content.get("n_dense", 0), tuple(content.get("column_groups", ()))
-        for value, kind in zip(
-            (*given.values(), *columns), (*map(_PLAIN.get, given), *_COLUMNS), strict=True
-        ):
-            if not has_type(value, kind):
-                raise TypeError(f"a {type(value).__name__} in its config does not fit")
-        numbers = restore_numbers(Defaults, _earlier_numbers(content.get("numbers", {})))
-        check_values("the model", {"n_epochs": given["n_epochs"]})
-        return cls(solver, layout=FeatureLayout(n_columns, *columns), numbers=numbers, **given)
+        stored = checks.read(content, _Stored)
+        check_values("the model", {"n_epochs": stored.n_epochs})
+        layout = FeatureLayout(n_columns, stored.n_dense, stored.column_groups)
+        numbers = checks.read(_earlier_numbers(content.get("numbers", {})), Defaults)
+        return cls(solver, layout=layout, numbers=numbers, **{name: getattr(stored, name) for name in _PLAIN})
 
 
-_PLAIN = {"n_epochs": int, "max_model_bytes": int | None, "streaming": bool, "renews_whitening": bool}
-_COLUMNS = int, tuple[int, ...]
+class _Stored(msgspec.Struct):
+    """What a model folder says of a config, beside its solver and its numbers."""
+
+    n_epochs: int
+    max_model_bytes: int | None = None
+    streaming: bool = False
+    renews_whitening: bool = False
+    n_dense: int = 0
+    column_groups: tuple[int, ...] = ()
+
+
+_PLAIN = ("n_epochs", "max_model_bytes", "streaming", "renews_whitening")
 
 
 def _earlier_numbers(content: Any) -> Any:

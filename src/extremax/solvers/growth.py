@@ -1,4 +1,4 @@
-"""Weights of new classes, from their rows alone, while all other classes stay as they are.
+"""Weights of new classes from their rows alone; all other classes stay as they are.
 
 **Dense weights.**  On whitened rows a new class is what it was at the start of the fit: the linear
 discriminant, its shrunk mean times the scale that the fit chose.  Without a whitening the spread of the rows
@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from scipy import sparse
+from scipy.special import logsumexp
 
 from extremax.examples import Examples
 from extremax.features.pca import PCA
@@ -38,7 +39,7 @@ _NUMBERS = ("log_weights", "cosine_weights", "bias_weights", "edges", "groups")
 
 @dataclass(frozen=True, eq=False)
 class SparseRecord:
-    """What the weights of a new class follow from, beside its own rows.
+    """What determines the weights of a new class besides its rows.
 
     Attributes
     ----------
@@ -75,7 +76,7 @@ class SparseRecord:
         bias: float,
         similarity: Float32 | None,
     ) -> SparseRecord:
-        """Keep what is needed of the class sums of a fit."""
+        """Make the record of a fit from its class sums."""
         arrays = sums.arrays
         none = np.empty((0, 0), np.float32)
         return cls(
@@ -111,7 +112,7 @@ class SparseRecord:
 
     @classmethod
     def from_state(cls, state: State, weights: SparseWeights) -> SparseRecord:
-        """Build what `state` described, after a check that it is of such weights."""
+        """Build the record that `state` described, checked against the weights."""
         arrays, n_features = state.arrays, len(weights.postings.offsets) - 1
         given = (np.asarray(checks.get(arrays, name)) for name in _NUMBERS)
         numbers = Numbers(checks.get_float(state.header, "smoothing", 1e-30), *given)
@@ -267,7 +268,7 @@ class Discriminant:
     def of(
         cls, whitening: Whitening, feature_scale: float, chosen: Mapping[str, Any], config: FitConfig
     ) -> Discriminant:
-        """Return that of a fit on whitened rows.
+        """Return the discriminant of a fit on whitened rows.
 
         Training has made the weights of the other classes longer than those of their start.
         """
@@ -302,7 +303,7 @@ class Discriminant:
         return scores
 
     def residuals(self, data: Examples) -> Float64:
-        """Return what rows, as given, differ by from the means of their classes, as if these had all rows."""
+        """Return the residuals of rows, corrected for the finite size of their classes."""
         X: Any = data.X
         rows = np.asarray(X[data.rows], np.float64)
         counts = np.bincount(data.y)
@@ -318,7 +319,7 @@ class Discriminant:
         return found
 
     def centres(self, weights: Float32, data: Examples) -> Float64:
-        """Return means of classes, as rows are given, whose discriminant would have such weights.
+        """Return the class means, in the space of the rows, whose discriminant has these weights.
 
         Their distance from the mean of all is that of the classes of `data`.
         """
@@ -378,8 +379,8 @@ class Discriminant:
         each = n_total / len(far)
         best, figure = self, -np.inf
         for scale in config.numbers.warm_start.scales:
-            scores, outside = scale * products + prior, _log_sum(scale * far + prior)
-            own, inside = scores[pairs], _log_sum(scores)
+            scores, outside = scale * products + prior, logsumexp(scale * far + prior, axis=1)
+            own, inside = scores[pairs], logsumexp(scores, axis=1)
             for bias in config.numbers.growth.levels:
                 log_prob = own + bias - np.logaddexp(others, inside + bias)
                 kept = level - np.logaddexp(level, outside + bias)
@@ -467,10 +468,3 @@ def projected_discriminant(
         inverse = (identity * root + (basis * (roots - root)) @ basis.T) / scale
     white = Whitening(matrix.astype(np.float32), inverse.astype(np.float32), centre.astype(np.float32))
     return Discriminant(white, 1.0, growth.shrinkage_factor * numbers.shrinkage, feature_scale)
-
-
-def _log_sum(scores: Float64) -> Float64:
-    """Return the log of the summed exp of each row."""
-    top = scores.max(axis=1)
-    found: Float64 = top + np.log(np.exp(scores - top[:, None]).sum(axis=1))
-    return found

@@ -14,10 +14,10 @@ import numpy as np
 
 from extremax.runtime.context import Context
 from extremax.runtime.progress import ProgressLine, format_seconds
-from extremax.solvers.base import Trainer, TrainState
 
 if TYPE_CHECKING:
     from extremax.model import Model
+    from extremax.solvers.base import Trainer, TrainState
 
 Record: TypeAlias = dict[str, Any]
 Callback: TypeAlias = Callable[[Record], bool | None]

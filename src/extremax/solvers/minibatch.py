@@ -47,8 +47,12 @@ from extremax.solvers.noise_fit import fit_tree
 from extremax.solvers.optimizers import Tables
 from extremax.solvers.order import DenseRows, Window, epoch_seed, epoch_windows
 from extremax.solvers.stream import StreamMoments, log_likelihood
-from extremax.solvers.warm_start import WarmStart, discriminant_projection, start_discriminant
-from extremax.solvers.whitened import WhitenedTrainer
+from extremax.solvers.warm_start import (
+    WarmStart,
+    WhitenedTrainer,
+    discriminant_projection,
+    start_discriminant,
+)
 from extremax.tree.layout import depth_of
 from extremax.tree.noise import TreeNoise
 from extremax.tree.tuning import TunedTree

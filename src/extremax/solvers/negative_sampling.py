@@ -20,7 +20,7 @@ from extremax.examples import Examples
 from extremax.features.pca import MAX_ROWS, PCA
 from extremax.features.scaling import ColumnScaling
 from extremax.kernels.compile import JIT_DISABLED
-from extremax.kernels.row_training import AlongRow, Pairs, PerWeight, Step, score_part, train, update_part
+from extremax.kernels.row_training import Pairs, Step, score_part, train, update_part
 from extremax.kernels.row_updates import ArrayRows, CSRRows, ModelArrays
 from extremax.runtime.threads import run, split
 from extremax.solvers.base import (
@@ -213,12 +213,9 @@ class RowTrainer(TrainerBase):
         return max(1, n_rows // size) * size
 
     def _step(self, state: TrainState, rate: float) -> Step:
-        config = self.config
-        sizes = PerWeight if state.tables.per_weight else AlongRow
-        return Step(
-            objective=self.solver.loss(state.n_epochs, config.numbers.rows),
-            sizes=sizes(np.float32(1.0 if state.scaling else state.feature_scale), np.float32(rate)),
-        )
+        objective = self.solver.loss(state.n_epochs, self.config.numbers.rows)
+        scale = 1.0 if state.scaling else state.feature_scale
+        return Step(objective, np.float32(scale), np.float32(rate))
 
     def _draw(
         self, state: TrainState, prepared: PreparedRows, window: Window, seed: int, threads: int

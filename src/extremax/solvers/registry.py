@@ -356,11 +356,10 @@ class NegativeSampling(Solver):
 
     def loss(self, epoch: int, config: RowConfig) -> Any:
         """Return the parameters of the loss in an epoch, from 0; their class selects the kernel."""
-        from extremax.kernels import row_losses
+        from extremax.kernels.row_losses import negative_sampling
 
-        is_raw = self.penalized_scores == "raw"
-        kernel = row_losses.RawNegativeSampling if is_raw else row_losses.NegativeSampling
-        return kernel(np.float32(self.score_penalty))
+        penalty = np.float32(self.score_penalty)
+        return negative_sampling(penalty, self.n_negatives, is_raw=self.penalized_scores == "raw")
 
     def make_trainer(self, config: FitConfig, context: Context) -> Trainer:
         from extremax.solvers.negative_sampling import RowTrainer
@@ -396,9 +395,9 @@ class NCE(NegativeSampling):
     starts_at_noise = True  # scores that are log-probabilities stall far from them
 
     def loss(self, epoch: int, config: RowConfig) -> Any:
-        from extremax.kernels.row_losses import NoiseContrastive
+        from extremax.kernels.row_losses import noise_contrastive
 
-        return NoiseContrastive(np.float32(self.score_penalty))
+        return noise_contrastive(np.float32(self.score_penalty), self.n_negatives)
 
 
 @register_solver

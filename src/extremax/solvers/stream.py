@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+from scipy.special import log_softmax
 
 from extremax.examples import Examples
 from extremax.features.whitening import Whitening
@@ -164,6 +165,5 @@ class StreamMoments:
 
 def log_likelihood(scores: Float64, y: Any, weight: Any) -> float:
     """Return the mean log-probability of the labels under softmax scores (n, n_classes)."""
-    top = scores.max(axis=1)
-    log_sum = top + np.log(np.exp(scores - top[:, None]).sum(axis=1))
-    return float(np.average(scores[np.arange(len(y)), y] - log_sum, weights=weight))
+    log_prob = log_softmax(scores, axis=1)
+    return float(np.average(log_prob[np.arange(len(y)), y], weights=weight))

@@ -1,4 +1,4 @@
-"""Start of training on whitened features: a linear discriminant.
+"""Training on whitened features, and its start: a linear discriminant.
 
 In whitened rows x' a linear discriminant needs no matrix:
 
@@ -17,13 +17,14 @@ import scipy.linalg
 from numpy.typing import NDArray
 
 from extremax.examples import Examples
-from extremax.features.pca import PCA
+from extremax.features.pca import PCA, find_moments
 from extremax.features.scaling import ColumnScaling, change_blocks
 from extremax.features.whitening import Whitening, WhiteningFamily
 from extremax.kernels.batch_softmax import add_rows
 from extremax.runtime.context import Context
 from extremax.runtime.products import one_blas_thread
 from extremax.runtime.threads import run, split
+from extremax.solvers.base import TrainerBase, find_feature_scale, labelled_rows, row_weight
 from extremax.solvers.optimizers import Tables
 from extremax.tuned import WarmStartConfig
 from extremax.types import Float32, Float64, Int32, Int64
@@ -49,6 +50,27 @@ class Moments(NamedTuple):
         mean = (pca.mean.astype(np.float64) * feature_scale).astype(np.float32)
         scaled = pca.components.T * (pca.explained_variance * feature_scale**2)
         return cls(scaled @ pca.components.astype(np.float64), mean, None, feature_scale)
+
+
+@dataclass(frozen=True)
+class WhitenedTrainer(TrainerBase):
+    """A trainer whose tables are those of whitened rows inside an epoch."""
+
+    def accept(self, data: Examples) -> Examples:
+        return data.dense()  # matrix products with whitened rows
+
+    def find_moments(self, data: Examples) -> tuple[Moments, dict[str, Any]]:
+        """Return covariance and mean of the rows, how they are scaled, and what `choices_` says of it."""
+        X: Any = data.X
+        threads, weight = self.context.n_threads, row_weight(data)
+        self.context.progress.log("projecting the features")
+        scaling, chosen = self.find_scaling(data)
+        if scaling is None:
+            f = find_feature_scale(X, labelled_rows(data), self.config.numbers.scale)
+            pca = PCA.fit(X, int(X.shape[1]), sample_weight=weight, n_jobs=threads)
+            return Moments.from_pca(pca, f), chosen
+        covariance, centre = find_moments(X, scaling, sample_weight=weight, n_threads=threads)
+        return Moments(covariance, centre.astype(np.float32), scaling, scaling.feature_scale), chosen
 
 
 @dataclass(frozen=True)

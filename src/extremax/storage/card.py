@@ -9,13 +9,15 @@ from __future__ import annotations
 import html
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from extremax.model import Model
 from extremax.storage.folder import package_version
+
+if TYPE_CHECKING:
+    from extremax.model import Model
 
 _SHOWN_LABELS = 5
 _MAX_SHOWN = 60  # characters of a name
@@ -25,6 +27,47 @@ _FIGURES = (
     ("top_k_accuracy", "top-5 accuracy", "{:.1%}"),
     ("log_likelihood", "log-likelihood", "{:.3f}"),
 )
+_CARD = """\
+---
+library_name: extremax
+pipeline_tag: {task}
+tags:
+- extremax
+- extreme-classification
+---
+
+# Classifier of {kind} over {n_classes} classes
+
+A linear softmax classifier trained with extremax {version}. It answers with the most probable of \
+its classes and with probabilities that are normalised over all of them.
+
+## How to use it
+
+```python
+from extremax import load_model
+clf = load_model("this-folder")
+labels, log_prob = clf.predict_topk({rows}, k=5)
+```
+
+## How it was trained
+
+{training}
+
+## How good it is
+
+{figures}
+
+## Its classes
+
+{classes}
+
+## Limits
+
+- Every row gets one of the classes above, also one that belongs to none of them: look at the probability.
+- Probabilities are calibrated for rows like the training data.
+- Classes with few training rows are known less well.
+{more}{changes}"""
+_UNKNOWN_TEXTS = "- A text without any known word is answered with the class frequencies.\n"
 _CHANGES = {"add_classes": "added", "remove_classes": "removed", "merge_classes": "renamed or merged"}
 
 
@@ -66,58 +109,32 @@ def make_card(
     texts
         Whether the model takes texts.
     """
-    task = "text-classification" if texts else "tabular-classification"
-    kind = "texts" if texts else f"{model.n_features:,} features"
-    lines = [
-        "---",
-        "library_name: extremax",
-        f"pipeline_tag: {task}",
-        "tags:",
-        "- extremax",
-        "- extreme-classification",
-        "---",
-        "",
-        f"# Classifier of {kind} over {len(labels):,} classes",
-        "",
-        (
-            f"A linear softmax classifier trained with extremax {package_version()}. It answers with the most"
-            " probable of its classes and with probabilities that are normalised over all of them."
-        ),
-        "",
-        "## How to use it",
-        "",
-        "```python",
-        "from extremax import load_model",
-        'clf = load_model("this-folder")',
-        'labels, log_prob = clf.predict_topk(["a text"], k=5)'
-        if texts
-        else "labels, log_prob = clf.predict_topk(X, k=5)",
-        "```",
-        "",
-        "## How it was trained",
-        "",
-    ]
-    lines += _table(["", ""], _training(model, history, parameters))
-    lines += ["", "## How good it is", "", *_held_out(history)]
-    lines += ["", "## Its classes", "", *_classes(model, labels)]
-    lines += ["", "## Limits", "", *_limits(texts)]
-    if changes:
-        rows = [
-            [
-                escape(change["when"]),
-                _CHANGES.get(change["what"], "changed"),
-                *(f"{change[name]:,}" for name in ("n_changed", "n_rows", "n_classes")),
-            ]
-            for change in changes
+    rows = [
+        [
+            escape(change["when"]),
+            _CHANGES.get(change["what"], "changed"),
+            *(f"{change[name]:,}" for name in ("n_changed", "n_rows", "n_classes")),
         ]
-        lines += ["", "## Changes since the fit", ""]
-        lines += _table(["when", "classes were", "how many", "rows", "classes then"], rows)
-    return "\n".join(lines) + "\n"
+        for change in changes
+    ]
+    head = ["when", "classes were", "how many", "rows", "classes then"]
+    return _CARD.format(
+        task="text-classification" if texts else "tabular-classification",
+        kind="texts" if texts else f"{model.n_features:,} features",
+        n_classes=f"{len(labels):,}",
+        version=package_version(),
+        rows='["a text"]' if texts else "X",
+        training=_table(["", ""], _training(model, history, parameters)),
+        figures=_held_out(history),
+        classes=_classes(model, labels),
+        more=_UNKNOWN_TEXTS if texts else "",
+        changes=f"\n## Changes since the fit\n\n{_table(head, rows)}\n" if changes else "",
+    )
 
 
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     lines = [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}"]
-    return lines + [f"| {' | '.join(row)} |" for row in rows]
+    return "\n".join([*lines, *(f"| {' | '.join(row)} |" for row in rows)])
 
 
 def _training(
@@ -140,7 +157,7 @@ def _shown(value: Any) -> Any:
     return value if isinstance(value, str | int | float | dict | None) else f"({type(value).__name__})"
 
 
-def _held_out(history: Sequence[Mapping[str, Any]]) -> list[str]:
+def _held_out(history: Sequence[Mapping[str, Any]]) -> str:
     last: Mapping[str, Any] = history[-1] if history else {}
     for prefix, what in (
         ("held_out_", "rows of the training data that were kept back; they also chose the calibration"),
@@ -154,29 +171,16 @@ def _held_out(history: Sequence[Mapping[str, Any]]) -> list[str]:
                 for key, name, form in _FIGURES
                 if last.get(prefix + key) is not None
             ]
-            return [f"On {count}{what}:", "", *_table(["", ""], rows)]
-    return ["Not measured: no rows were kept back. `extremax evaluate` measures it on rows of your own."]
+            return f"On {count}{what}:\n\n{_table(['', ''], rows)}"
+    return "Not measured: no rows were kept back. `extremax evaluate` measures it on rows of your own."
 
 
-def _classes(model: Model, labels: NDArray[Any]) -> list[str]:
+def _classes(model: Model, labels: NDArray[Any]) -> str:
     counts = model.classes.counts
     if counts is None or not len(counts):
-        return [f"{len(labels):,} classes."]
+        return f"{len(labels):,} classes."
     low, middle, high = np.quantile(counts, [0.0, 0.5, 1.0]).tolist()
     order = np.argsort(-counts, kind="stable")[:_SHOWN_LABELS]
     rows = [[escape(labels.item(int(i))), f"{int(counts[i]):,}"] for i in order]
     about = f"{len(labels):,} classes with {int(low):,} to {int(high):,} training rows, {middle:,.0f} in the"
-    return [f"{about} middle. The largest:", "", *_table(["class", "rows"], rows)]
-
-
-def _limits(texts: bool) -> list[str]:
-    words = ["- A text without any known word is answered with the class frequencies."] if texts else []
-    return [
-        (
-            "- Every row gets one of the classes above, also one that belongs to none of them: look at the"
-            " probability."
-        ),
-        "- Probabilities are calibrated for rows like the training data.",
-        "- Classes with few training rows are known less well.",
-        *words,
-    ]
+    return f"{about} middle. The largest:\n\n{_table(['class', 'rows'], rows)}"

@@ -94,7 +94,6 @@ class Instance:
 
 
 BOOLEAN = Instance("a bool", (bool, "numpy:bool_"))
-CALLABLE = Instance("a callable", methods=("__call__",))
 RANDOM_STATE = Instance(
     "a numpy Generator or RandomState", ("numpy.random:Generator", "numpy.random:RandomState")
 )
