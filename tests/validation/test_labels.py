@@ -186,9 +186,9 @@ def test_lookup_between_number_types_is_exact(kind: type) -> None:
 
 
 @pytest.mark.parametrize("kind", ["int", "str"])
-def test_a_million_labels_are_encoded_and_found(kind: str) -> None:
+def test_many_labels_are_encoded_and_found(kind: str) -> None:
     rng = np.random.default_rng(0)
-    y: np.ndarray[Any, Any] = rng.integers(0, 10**6, size=10**6) * 7
+    y: np.ndarray[Any, Any] = rng.integers(0, 200_000, size=200_000) * 7
     if kind == "str":
         y = np.char.add("label_", y.astype("<U8"))
     classes, ids = encode_labels(y)
