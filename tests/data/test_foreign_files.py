@@ -98,7 +98,8 @@ def test_libsvm_numbers_beyond_32_bits_reject() -> None:
 
 def test_zstandard_is_unpacked_in_bounded_memory(tmp_path: Path) -> None:
     path = tmp_path / "rows.zst"
-    path.write_bytes(zstandard.ZstdCompressor().compress((b"word " * 20 + b"\n") * (1 << 20)))  # 100 MiB in 10 kB
+    text = (b"word " * 20 + b"\n") * (1 << 20)  # 100 MiB, in 10 kB
+    path.write_bytes(zstandard.ZstdCompressor().compress(text))
     tracemalloc.start()
     n_rows = 0
     for batch in iter_dataset(path, format="lines", batch_rows=1000):
