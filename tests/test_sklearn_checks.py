@@ -58,9 +58,7 @@ def test_classifier(estimator: Any, check: Callable[[Any], None]) -> None:
 
 
 @pytest.mark.slow
-@parametrize_with_checks(
-    classifiers(SIMILAR), expected_failed_checks=lambda estimator: EXPECTED_FAILURES
-)
+@parametrize_with_checks(classifiers(SIMILAR), expected_failed_checks=lambda estimator: EXPECTED_FAILURES)
 def test_classifier_of_a_similar_solver(estimator: Any, check: Callable[[Any], None]) -> None:
     check(estimator)
 
