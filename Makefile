@@ -36,6 +36,8 @@ CHECKED_CACHE := $(CURDIR)/.cache/numba-boundscheck
 JIT_SOURCES := $(wildcard src/extremax/kernels/*.py)
 QUICK := tests/test_architecture.py tests/test_golden.py tests/test_examples_type.py tests/test_params.py \
   tests/scores/test_dense.py tests/storage tests/solvers/test_minibatch.py tests/scores/test_exact.py
+# The paper's algorithm and its baselines have kernels of their own, which take a while to compile.
+NOT_BASELINES := not (paper or nce_frequency or one_vs_each or augment_reduce or sampled_softmax)
 
 .PHONY: test test-all test-annif test-browser quick core coverage bench fuzz demo docs install lint types tests \
   tests-boundscheck tests-interpreted format clean
@@ -51,7 +53,7 @@ test-all: lint
 	$(MAKE) tests-interpreted KIND=small
 
 quick: lint .cache/kernels-fresh
-	$(ONE_THREAD) $(BIN)/python -m pytest -q -p no:schemathesis -n auto --dist loadfile -m "not slow" $(QUICK)
+	$(ONE_THREAD) $(BIN)/python -m pytest -q -p no:schemathesis -n auto --dist loadfile -m "not slow" $(QUICK) -k "$(NOT_BASELINES)"
 
 SATELLITES := $(addprefix --ignore=tests/,nn dask serve report experiments browser)
 CORE := tests $(SATELLITES) $(addprefix --ignore=tests/test_,docs.py docs_shell.py examples.py benchmarks.py)

@@ -52,16 +52,13 @@ def classifiers(names: Iterable[str]) -> list[ExtremeClassifier]:
 @parametrize_with_checks(
     [ExtremeClassifier(), *classifiers(name for name in SOLVERS[1:] if name not in SIMILAR)],
     expected_failed_checks=lambda estimator: EXPECTED_FAILURES,
-    xfail_strict=True,
 )
 def test_classifier(estimator: Any, check: Callable[[Any], None]) -> None:
     check(estimator)
 
 
 @pytest.mark.slow
-@parametrize_with_checks(
-    classifiers(SIMILAR), expected_failed_checks=lambda estimator: EXPECTED_FAILURES, xfail_strict=True
-)
+@parametrize_with_checks(classifiers(SIMILAR), expected_failed_checks=lambda estimator: EXPECTED_FAILURES)
 def test_classifier_of_a_similar_solver(estimator: Any, check: Callable[[Any], None]) -> None:
     check(estimator)
 
@@ -145,7 +142,6 @@ TEXT_FAILURES = {
 @parametrize_with_checks(
     [RowsAsTexts(ExtremeClassifier(n_epochs=5, n_jobs=1, random_state=1), encoder=Numbers())],
     expected_failed_checks=lambda estimator: TEXT_FAILURES,
-    xfail_strict=True,
 )
 def test_text_classifier_behind_rows(estimator: Any, check: Callable[[Any], None]) -> None:
     check(estimator)

@@ -352,7 +352,7 @@ def test_a_local_model_shares_nothing_with_the_worker(words) -> None:
 
 # After the tests on threads, which compile what the three processes would each compile for themselves.
 @pytest.mark.invariance
-def test_three_workers_one_of_them_killed(problem) -> None:
+def test_a_killed_worker_changes_no_bit(problem) -> None:
     X, labels = problem
     parameters = settings("tree", n_epochs=4)
     local = ExtremeClassifier(**parameters).fit(X, labels)
@@ -364,12 +364,12 @@ def test_three_workers_one_of_them_killed(problem) -> None:
             os.kill(pid, signal.SIGKILL)
             killed.append(address)
 
-    with start_cluster(3, processes=True) as cluster, distributed.Client(cluster) as client:
-        assert len(client.nthreads()) == 3
+    with start_cluster(2, processes=True) as cluster, distributed.Client(cluster) as client:
+        assert len(client.nthreads()) == 2
         clf = DaskExtremeClassifier(client, **parameters)
         clf.fit(da.from_array(X, chunks=(130, -1)), da.from_array(labels, chunks=130), callbacks=[kill])
         assert len(killed) == 1
-        assert len(clf._fit.shards) == 3
+        assert len(clf._fit.shards) == 2
         assert len(clf.history_) == 5
         assert_same_model(clf.to_local(), local)
 

@@ -54,8 +54,8 @@ from pathlib import Path
 import numpy as np
 import kernel
 
-for kind in ("nbi", "nbc"):
-    for part in (0.0, 0.01, 0.5, 0.999):
+for kind, parts in (("nbi", (0.0, 0.5)), ("nbc", (0.01, 0.999))):
+    for part in parts:
         (path,) = Path().rglob(f"*.{kind}")
         content = path.read_bytes()
         path.write_bytes(content[: int(part * len(content))])
@@ -63,8 +63,9 @@ for kind in ("nbi", "nbc"):
         print(kernel.total(np.zeros(5, dtype=np.float32)), sum(kernel.total.stats.cache_hits.values()))
 for path in (*Path().rglob("*.nbi"), *Path().rglob("*.nbc")):
     path.write_bytes(bytes(len(path.read_bytes())))
-importlib.reload(kernel)
-print(kernel.total(np.zeros(5, dtype=np.float32)), sum(kernel.total.stats.cache_hits.values()))
+for _ in range(2):  # what the first one writes, the second one finds
+    importlib.reload(kernel)
+    print(kernel.total(np.zeros(5, dtype=np.float32)), sum(kernel.total.stats.cache_hits.values()))
 """
 
 
@@ -103,13 +104,12 @@ def cache_files(folder: Path, pattern: str = "*") -> list[Path]:
 def test_second_process_finds_the_compiled_kernel_and_a_damaged_one_is_compiled_again(
     package_copy: Path,
 ) -> None:
-    """Cut off in eight places, then of zeros, as some file systems leave a file after a crash."""
+    """Cut off in four places, then of zeros, as some file systems leave a file after a crash."""
     assert run_file(package_copy) == ["5.0", "0"]
     assert cache_files(package_copy)
     assert run_file(package_copy) == ["5.0", "1"]
     (package_copy / "cut.py").write_text(CUT)
-    assert run_file(package_copy, "cut.py") == ["5.0", "0"] * 9
-    assert run_file(package_copy) == ["5.0", "1"]
+    assert run_file(package_copy, "cut.py") == ["5.0", "0"] * 5 + ["5.0", "1"]
 
 
 @needs_compiler

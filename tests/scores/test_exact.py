@@ -193,7 +193,7 @@ def test_exact_topk_never_builds_the_full_table():
 def test_wide_sparse_features_match_dense_invariant(n_features):
     """3000 features of which a block of rows uses few: the product runs over those alone."""
     rng = np.random.default_rng(4)
-    X = sparse.random_array((30, n_features), density=0.01, rng=rng, dtype=np.float32, format="csr")
+    X = sparse.random_array((30, n_features), density=0.01, random_state=rng, dtype=np.float32, format="csr")
     X = sparse.csr_matrix(X)
     weights = DenseWeights.zeros(500, n_features, feature_scale=2.0)
     weights.weights[...] = rng.standard_normal(weights.weights.shape)

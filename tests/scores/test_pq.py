@@ -56,7 +56,7 @@ def test_consecutive_classes_are_alike():
         assert np.ptp(blocks, axis=1).mean() < 0.15  # ten strips of ten blocks; 0.94 in any order
 
 
-@pytest.mark.parametrize(("n_classes", "n_features"), [(3000, 30), (20_000, 300)])
+@pytest.mark.parametrize(("n_classes", "n_features"), [(3000, 30), (6000, 150)])
 def test_memory_is_what_index_bytes_says(n_classes, n_features):
     weights, _ = random_linear(n_classes, n_features)
     X = np.random.default_rng(0).normal(size=(2400 + 8 * n_features, n_features)).astype(np.float32)
@@ -74,7 +74,7 @@ def test_memory_is_what_index_bytes_says(n_classes, n_features):
     assert index_bytes(100, 30) == index_bytes(10**6, 5000) == (0, 0)
 
 
-@pytest.mark.parametrize("n_classes", [3000, 8192, 12_000, 32_768])
+@pytest.mark.parametrize("n_classes", [3000, 8192, 32_768])
 def test_as_many_classes_as_asked_for_are_scored(n_classes):
     """The classes that set a threshold are a fair sample of all."""
     weights, X = random_linear(n_classes)

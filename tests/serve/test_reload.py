@@ -84,7 +84,13 @@ def test_copy_in_progress_is_tried_again_at_its_end(folder: Path, tmp_path: Path
     assert slot.is_replaced
     assert not slot.reload(CONFIG, ignore)
     assert not slot.is_replaced
-    time.sleep(0.02)  # a clock of the file system may be coarse
+    probe, before = tmp_path / "probe", folder.stat().st_mtime_ns
+
+    def clock_has_moved() -> bool:
+        probe.touch()
+        return probe.stat().st_mtime_ns > before
+
+    wait_for(clock_has_moved, "the clock of the file system, which may be coarse, moves on")
     for file in sorted(whole.iterdir()):
         if file.name != "header.json":
             shutil.copy2(file, folder)

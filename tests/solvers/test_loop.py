@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import signal
-import time
 from types import SimpleNamespace
 
 import numpy as np
@@ -359,7 +358,7 @@ def test_ctrl_c_keeps_the_model_usable(n_threads):
 
 def press(*args):
     signal.raise_signal(signal.SIGINT)
-    time.sleep(60.0)  # nobody should have to wait for the end of this
+    raise AssertionError("it went on after Ctrl-C")
 
 
 @pytest.mark.parametrize("where", ["evaluate", "callback", "at_start", "during_epoch"])
@@ -370,9 +369,7 @@ def test_ctrl_c_ends_validation_and_callbacks_at_once(where):
 
     fit, reference = Fit(), problem()
     callbacks = [Look(), *([press] if where == "callback" else [])]
-    started = time.monotonic()
     assert fit.train(5, evaluate=press if where == "evaluate" else None, callbacks=callbacks) is True
-    assert time.monotonic() - started < 30.0
     n_epochs = 1 if where in ("evaluate", "callback") else 0
     assert fit.state.n_epochs == n_epochs
     assert [record["epoch"] for record in fit.history] == [0, 1][: n_epochs + 1]

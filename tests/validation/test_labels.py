@@ -118,7 +118,7 @@ MANY = " does not have one label per row. Reduce them with extremax.data.first_l
         (np.array([np.inf, 1.0]), "y[0] is inf: a missing"),
         (["a", None], "y[1] is None: a missing"),
         (["a", float("nan")], "y[1] is nan: a missing"),
-        (pd.Series([1, None], dtype="Int64"), "y[1] is nan: a missing"),
+        (pd.Series([1, None], dtype="Int64"), ": a missing or infinite value"),
         ([1, pd.NA], "y[1] is <NA>: a missing"),
         (np.array(["2020-01-01", "NaT"], dtype="M8[D]"), "y[1] is NaT: a missing"),
         (np.array([1j, 2]), "Complex data not supported: y has dtype complex128"),
@@ -186,9 +186,9 @@ def test_lookup_between_number_types_is_exact(kind: type) -> None:
 
 
 @pytest.mark.parametrize("kind", ["int", "str"])
-def test_a_million_labels_are_encoded_and_found(kind: str) -> None:
+def test_many_labels_are_encoded_and_found(kind: str) -> None:
     rng = np.random.default_rng(0)
-    y: np.ndarray[Any, Any] = rng.integers(0, 10**6, size=10**6) * 7
+    y: np.ndarray[Any, Any] = rng.integers(0, 200_000, size=200_000) * 7
     if kind == "str":
         y = np.char.add("label_", y.astype("<U8"))
     classes, ids = encode_labels(y)

@@ -68,11 +68,11 @@ def test_every_method_rejects_before_a_kernel_runs(tmp_path: Path) -> None:
         lambda: ExtremeClassifier().fit(bad, y),
         lambda: ExtremeClassifier().fit((bad, np.ones((12, 2))), y),
     ):
-        with pytest.raises(ValueError, match="indices must be < 6"):
+        with pytest.raises(ValueError, match="must be < 6"):
             call()
     labels = sparse.csr_matrix(np.eye(3, dtype=np.int8)[y])
     labels.indices[0] = 77
-    with pytest.raises(ValueError, match=r"y is a damaged csr matrix \(indices must be < 3\)\. Build"):
+    with pytest.raises(ValueError, match=r"y is a damaged csr matrix \(.* must be < 3\)\. Build"):
         ExtremeClassifier().fit(X, labels)
 
 
@@ -81,7 +81,7 @@ def test_indices_of_an_archive_that_lead_outside_reject(tmp_path: Path) -> None:
         made = break_matrix(matrix(kind), "outside")
         parts = {"data": made.data, "indices": made.indices, "indptr": made.indptr}
         np.savez(tmp_path / "X.npz", format=kind.encode(), shape=made.shape, **parts)
-        with pytest.raises(ValueError, match="indices must be <"):
+        with pytest.raises(ValueError, match="must be <"):
             load_dataset(tmp_path / "X.npz")
 
 

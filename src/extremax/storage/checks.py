@@ -160,6 +160,18 @@ def parse_json(text: bytes) -> Any:
         raise ValueError("it has too many lists or mappings inside one another") from None
 
 
+# An error of msgspec is a ValueError in its later versions alone.
+_WRONG_HEADER = (
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    RecursionError,
+    TypeError,
+    ValueError,
+    msgspec.MsgspecError,
+)
+
+
 @contextmanager
 def whole_model(path: object) -> Iterator[None]:
     """Turn whatever goes wrong while a folder is read into a `ModelFileError` that names the folder.
@@ -172,7 +184,7 @@ def whole_model(path: object) -> Iterator[None]:
         if str(path) in str(error):
             raise
         raise ModelFileError(f"{path} cannot be opened: {error}") from error
-    except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
+    except _WRONG_HEADER as error:
         raise ModelFileError(
             f"{path} is not a complete model: {type(error).__name__}: {shown(str(error))} while its header"
             f" was read. {HINT}"
