@@ -9,7 +9,20 @@ except ModuleNotFoundError as error:
         "extremax.nn needs PyTorch, which is not installed: pip install extremax[torch]"
     ) from error
 
-from extremax.nn.sharded import ShardedExtremeSoftmax
-from extremax.nn.softmax import ExtremeSoftmax, SoftmaxOutput
+from extremax.nn.functional import sampled_softmax_loss
+from extremax.nn.layer import ExtremeSoftmax, SoftmaxOutput, TopK
+from extremax.nn.optim import RowAdagrad, clip_grad_norm_, make_optimizer
+from extremax.nn.samplers import Draw, FrequencySampler, UniformSampler
 
-__all__ = ["ExtremeSoftmax", "ShardedExtremeSoftmax", "SoftmaxOutput"]
+__all__ = [
+    "Draw",
+    "ExtremeSoftmax",
+    "FrequencySampler",
+    "RowAdagrad",
+    "SoftmaxOutput",
+    "TopK",
+    "UniformSampler",
+    "clip_grad_norm_",
+    "make_optimizer",
+    "sampled_softmax_loss",
+]
