@@ -275,7 +275,7 @@ def test_closures_and_copies():
         loss.backward()
         return loss
 
-    assert float(optimizer.step(closure)) > 0.0
+    assert optimizer.step(closure).item() > 0.0
     copied_model, copied = copy.deepcopy((model, optimizer))
     train(model, optimizer)
     train(copied_model, copied)

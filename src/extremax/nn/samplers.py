@@ -1,9 +1,9 @@
 """Draw the classes that a training step compares its rows with, each with a known probability.
 
 A draw is systematic: the inclusion probabilities of all classes lie end to end on a line, in a fixed random
-order, and a class is drawn where its interval holds one of the marks u, u + 1, u + 2, ... for one random u. No
-class is drawn twice, and the number drawn is always the same. The random order keeps the marks out of step
-with class numbers that follow a pattern.
+order, and a class is drawn where its interval holds one of the marks u, u + 1, u + 2, ... for one random u.
+No class is drawn twice, and the number drawn is always the same. The random order keeps the marks out of
+step with class numbers that follow a pattern.
 """
 
 from __future__ import annotations
