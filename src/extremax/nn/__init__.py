@@ -13,12 +13,14 @@ from extremax.nn.functional import sampled_softmax_loss
 from extremax.nn.layer import ExtremeSoftmax, SoftmaxOutput, TopK
 from extremax.nn.optim import RowAdagrad, clip_grad_norm_, make_optimizer
 from extremax.nn.samplers import Draw, FrequencySampler, UniformSampler
+from extremax.nn.sharded import ShardedExtremeSoftmax
 
 __all__ = [
     "Draw",
     "ExtremeSoftmax",
     "FrequencySampler",
     "RowAdagrad",
+    "ShardedExtremeSoftmax",
     "SoftmaxOutput",
     "TopK",
     "UniformSampler",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from typing import NamedTuple
 
@@ -122,9 +123,8 @@ class ExtremeSoftmax(nn.Module):
         """Set weights to small random numbers and biases to log-frequencies."""
         nn.init.normal_(self.weight, std=_FIRST_SCORE * self.in_features**-0.5)
         if self.bias is not None:
-            counts = self.sampler.counts
             with torch.no_grad():
-                self.bias.copy_(counts.log() - counts.sum().log())
+                self.bias.copy_(self.sampler.counts.log() - math.log(self.sampler.total))
 
     def extra_repr(self) -> str:
         return (

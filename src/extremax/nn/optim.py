@@ -45,19 +45,20 @@ class _RowState(torch.optim.Optimizer):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a state, of any number of processes."""
-        params = self._params()
-        taken: dict[int, dict[str, Any]] = {}
-        for number, known in state_dict["state"].items():
-            p = params[number]
+        names = [name for group in state_dict["param_groups"] for name in group["params"]]
+        params = dict(zip(names, self._params(), strict=False))  # torch compares their numbers
+        taken = dict(state_dict["state"])
+        for name, p in params.items():
             shard = getattr(p, "shard", None)
-            taken[number] = known if shard is None else {k: shard.take(v) for k, v in known.items()}
+            if shard is not None and name in taken:
+                taken[name] = {key: shard.take(value) for key, value in taken[name].items()}
         super().load_state_dict({**state_dict, "state": taken})
         # torch gives all of a state the type of its parameter, which sums and moments must not have.
-        for number, known in taken.items():
-            p = params[number]
-            for name, value in known.items():
+        for name, known in taken.items():
+            p = params[name]
+            for key, value in known.items():
                 if isinstance(value, Tensor) and value.is_floating_point():
-                    self.state[p][name] = value.to(p.device, copy=True)
+                    self.state[p][key] = value.to(p.device, copy=True)
 
     def _params(self) -> list[Tensor]:
         return [p for group in self.param_groups for p in group["params"]]
@@ -122,15 +123,16 @@ class RowAdagrad(_RowState):
         if grad.is_sparse:
             grad = grad.coalesce()
             rows, grad = grad.indices()[0], grad.values()
-        if len(grad) == 0:
-            return
         g = grad.to(state["sum"].dtype).reshape(len(grad), -1)
         g = torch.where(g.sum().isfinite(), g, 0.0)  # a loss that overflowed must not end up in the state
         state["step"] += 1
+        shard = getattr(p, "shard", None)
+        add = _same if shard is None else shard.sum  # over the ranks that have the other rows
         if "moments" in state:
-            g = _whiten(g, state)
+            g = _whiten(g, state, add)
         squares = g.square().mean(dim=1)
-        unit = squares.square().sum() / squares.sum().clamp(min=_TINY)
+        square_sum, fourth_sum = add(torch.stack([squares.sum(), squares.square().sum()]))
+        unit = fourth_sum / square_sum.clamp(min=_TINY)
         state["unit"].lerp_(unit, max(1.0 / state["step"], 1.0 - _MEMORY))
         sums = squares + (state["sum"] if rows is None else state["sum"][rows])
         g.mul_((sums + _FIRST_SUM * state["unit"]).clamp_(min=_TINY).rsqrt_().unsqueeze(1))
@@ -157,15 +159,22 @@ def _start(state: dict[str, Any], p: Tensor, *, whiten: bool) -> None:
         state["n_rows"] = torch.zeros((), dtype=dtype, device=p.device)
 
 
-def _whiten(g: Tensor, state: dict[str, Any]) -> Tensor:
+def _same(x: Tensor) -> Tensor:
+    return x
+
+
+def _whiten(g: Tensor, state: dict[str, Any], add: Callable[[Tensor], Tensor]) -> Tensor:
     """Add the gradients (n, d) of a step to the moments, and return them whitened, by blocks of columns."""
     moments = state["moments"]
     n_blocks, block, _ = moments.shape
     parts = g.view(len(g), n_blocks, block).transpose(0, 1)
-    moments.mul_(_MEMORY).baddbmm_(parts.mT, parts)
     squares = g.square().sum(dim=1)
-    n_rows = squares.sum().square() / squares.square().sum().clamp(min=_TINY)
-    state["n_rows"].mul_(_MEMORY).add_(n_rows)
+    local = torch.cat([(parts.mT @ parts).flatten(), squares.sum()[None], squares.square().sum()[None]])
+    sums = add(local)
+    square_sum, fourth_sum = sums[-2], sums[-1]
+    moments.mul_(_MEMORY).add_(sums[:-2].view_as(moments))
+    # As many rows of one size would have the same two sums.
+    state["n_rows"].mul_(_MEMORY).add_(square_sum.square() / fourth_sum.clamp(min=_TINY))
     if state["step"] <= _EVERY_STEP or state["step"] % _EVERY == 0:
         state["directions"].copy_(_inverse_root(moments, state["n_rows"]))
     return torch.bmm(parts, state["directions"]).transpose(0, 1).reshape(g.shape)
@@ -289,6 +298,7 @@ def clip_grad_norm_(parameters: Iterable[Tensor] | Tensor, max_norm: float) -> T
         if p.grad.is_sparse:
             p.grad = p.grad.coalesce()
         square = _values(p.grad).float().square().sum()
+        square = square.full_tensor() if hasattr(square, "full_tensor") else square  # of fully_shard
         shard = getattr(p, "shard", None)
         total += (square if shard is None else shard.sum(square)).to(total.device)
     norm = total.sqrt()

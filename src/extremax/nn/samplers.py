@@ -54,6 +54,7 @@ class FrequencySampler(nn.Module):
     """
 
     counts: Tensor
+    total: float
     ends: Tensor
     order: Tensor
 
@@ -73,7 +74,7 @@ class FrequencySampler(nn.Module):
         if n_sampled < 1:
             raise ValueError(f"n_sampled is {n_sampled}; it must be at least 1.")
         self.n_classes, self.n_sampled, self.power = len(counts), min(n_sampled, len(counts)), power
-        self.generator = generator
+        self.generator, self.total = generator, float(counts.clamp(min=0.5).sum())
         counts = counts.clamp(min=0.5)
         weights = (counts / counts.max()) ** power
         order = torch.randperm(len(counts), generator=torch.Generator().manual_seed(_ORDER_SEED))
@@ -103,10 +104,15 @@ class FrequencySampler(nn.Module):
 
     def part(self, start: int, stop: int, n_sampled: int) -> FrequencySampler:
         """Return a sampler of `n_sampled` of the classes from `start` to `stop` - 1, numbered from 0."""
-        device = self.counts.device
-        return FrequencySampler(
-            self.counts[start:stop], self.power, n_sampled, generator=self.generator, device=device
+        part = FrequencySampler(
+            self.counts[start:stop],
+            self.power,
+            n_sampled,
+            generator=self.generator,
+            device=self.counts.device,
         )
+        part.total = self.total
+        return part
 
 
 class UniformSampler(FrequencySampler):

@@ -1,0 +1,68 @@
+"""ShardedExtremeSoftmax on two gloo ranks, on four where slow tests run, and in one process."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import extremax
+from extremax.nn import ExtremeSoftmax, ShardedExtremeSoftmax
+
+SCRIPT = Path(__file__).parent / "processes.py"
+
+
+@pytest.mark.reference
+@pytest.mark.parametrize("sizes", [[2, 1], pytest.param([2, 4], marks=pytest.mark.slow)])
+def test_ranks_agree_with_one_process(tmp_path, sizes):
+    """All checks of processes.py; the second group goes on from the checkpoint of the first."""
+    source = str(Path(extremax.__file__).parent.parent)
+    environment = {**os.environ, "PYTHONPATH": source, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-W", "ignore", str(SCRIPT), str(tmp_path), *map(str, sizes)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=400)
+    found = {path.name: json.loads(path.read_text()) for path in tmp_path.glob("*.json")}
+    failures = [f"{name}: {check}\n{text}" for name, x in found.items() for check, text in x.items()]
+    assert not failures, "\n".join(failures)
+    assert done.returncode == 0, done.stderr
+    assert len(found) == sum(sizes)
+
+
+@pytest.fixture
+def one_process():
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def test_state_goes_into_an_extreme_softmax_and_back(one_process):
+    layer, plain = ShardedExtremeSoftmax(4, 10), ExtremeSoftmax(4, 10)
+    plain.load_state_dict({name: value.full_tensor() for name, value in layer.state_dict().items()})
+    assert torch.equal(plain.weight, layer.weight)
+    torch.nn.init.normal_(plain.weight)
+    layer.load_state_dict(plain.state_dict())
+    assert torch.equal(plain.weight, layer.weight)
+
+
+@pytest.mark.error
+def test_what_a_sharded_layer_refuses(one_process):
+    layer = ShardedExtremeSoftmax(4, 10)
+    with pytest.raises(NotImplementedError, match="use topk, or load the checkpoint"):
+        layer(torch.zeros(2, 4))
+    with pytest.raises(NotImplementedError, match="Resize an ExtremeSoftmax"):
+        layer.resize(11)
+    with pytest.raises(ValueError, match="k is 11; ask for 1 to 10"):
+        layer.topk(torch.zeros(2, 4), 11)
+    with pytest.raises(ValueError, match="sampler has 10 classes, and the layer 12"):
+        ShardedExtremeSoftmax(4, 12, sampler=layer.sampler)
+
+
+@pytest.mark.error
+def test_without_a_process_group():
+    with pytest.raises(RuntimeError, match="needs a process group: launch with torchrun"):
+        ShardedExtremeSoftmax(4, 10)
