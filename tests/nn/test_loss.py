@@ -80,6 +80,7 @@ def test_seed_and_generator_repeat_draws():
         (lambda: FrequencySampler([1.0, math.nan]), "counts must hold one number"),
         (lambda: UniformSampler(5, 0), "n_sampled is 0"),
         (lambda: UniformSampler(0), "n_classes is 0"),
+        (lambda: FrequencySampler([1.0], batch_share=1.0), "batch_share is 1.0"),
     ],
 )
 def test_wrong_samplers_are_rejected(make, sentence):
@@ -171,6 +172,57 @@ def test_sum_of_exponentials_has_the_right_mean(smoothing):
     mean_score = log_sum.mean(0) - (spread.mean(0) / smoothing if smoothing else 0.0)
     if smoothing:
         torch.testing.assert_close(mean_score, scores.mean(1), rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.identity
+@pytest.mark.parametrize("share", [0.0, 0.8])
+def test_targets_of_independent_rows_are_a_sample(share):
+    """The mean of exp(loss) of one row, over draws and over the targets of the other rows."""
+    generator = torch.Generator().manual_seed(0)
+    counts = torch.arange(1, N_CLASSES + 1)
+    sampler = FrequencySampler(counts, 0.5, 10, batch_share=share)
+    h, w, b, _ = problem(12, torch.float64)
+    w = 0.3 * w
+    scores = (h[:1] @ w.T + b)[0]
+    exact = float(F.cross_entropy(scores, torch.tensor(5)).exp())
+    found = []
+    torch.manual_seed(0)
+    for _ in range(3000):
+        y = torch.multinomial(counts.double(), 12, replacement=True, generator=generator)
+        y[0] = 5
+        y = torch.cat([y[:1], y[1:11]])  # 11 rows, some with the same target
+        losses = sampled_softmax_loss(h[:11], w, b, y, sampler, reduction="none")
+        found.append(losses[0].exp())
+    found = torch.stack(found)
+    assert float(found.mean()) == pytest.approx(exact, abs=5.0 * float(found.std()) / len(found) ** 0.5)
+
+
+@pytest.mark.reference
+def test_factors_of_targets_and_drawn_classes():
+    counts = torch.arange(1, N_CLASSES + 1)
+    sampler = FrequencySampler(counts, 0.5, 10)
+    draw = sampler()
+    sampler.forward = lambda: draw
+    h, w, b, y = problem(9)
+    y[0], y[1], y[2] = draw.classes[3], draw.classes[3], -100
+    q, targets = counts / counts.sum(), set(y.tolist()) - {-100}
+    factors = dict.fromkeys(targets, 0.0)
+    for j in targets:
+        factors[j] += 0.8 / (1.0 - (1.0 - float(q[j])) ** 7)  # 8 rows are not ignored
+    for j, log_pi in zip(draw.classes.tolist(), draw.log_pi.tolist(), strict=True):
+        factors[j] = factors.get(j, 0.0) + 0.2 / math.exp(log_pi)
+    scores = h @ w.T + b
+    expected = torch.zeros(9)
+    for i in range(9):
+        if int(y[i]) >= 0:
+            others = [v * scores[i, j].exp() for j, v in factors.items() if j != int(y[i])]
+            expected[i] = (scores[i, y[i]].exp() + sum(others)).log() - scores[i, y[i]]
+    found = sampled_softmax_loss(h, w, b, y, sampler, reduction="none")
+    torch.testing.assert_close(found, expected, **CLOSE)
+    # Rows of sequences are not independent: their targets are in the set for certain.
+    folded = sampled_softmax_loss(h[None], w, b, y[None], sampler, reduction="none")
+    certain = sampled_softmax_loss(h, w, b, y, lambda: draw, reduction="none")
+    torch.testing.assert_close(folded[0], certain, **CLOSE)
 
 
 @pytest.mark.gradient

@@ -1,19 +1,26 @@
 """The sampled softmax loss: a cross-entropy over very many classes that scores a few of them.
 
 The score of class y for a hidden state h is s_y = h.w_y + b_y. All rows of a minibatch are compared with the
-same classes, those that a sampler draws and the targets of the rows. A drawn class j has the inclusion
-probability pi_j; a target is there for certain, given the rows. So
+same classes, those that a sampler draws and the targets of the rows. Row i has the loss log Z_i - s_{i,y_i},
 
-    Z_i = sum over the targets j of exp(s_ij) + sum over the other drawn classes j of exp(s_ij) / pi_j
+    Z_i = exp(s_{i,y_i}) + sum over the other classes j of the set of v_j exp(s_ij),
 
-has the sum of the full softmax as its expectation, and log Z_i - s_{i,y_i} is the loss of row i.
+whose expectation is the sum of the full softmax. There are two choices of v:
+
+- Given the rows, targets are in the set for certain: v_j = 1 for these, and 1 / pi_j for other drawn classes,
+  pi_j being the inclusion probability of the draw.
+- If rows are independent and class frequencies q_j are known, the n targets are a sample of classes, too, with
+  the inclusion probabilities 1 - (1 - q_j)^(n - 1). With the share t of this sample in the estimate,
+  v_j = t / (1 - (1 - q_j)^(n - 1)) [j is a target] + (1 - t) / pi_j [j was drawn]. Then a class is pushed away
+  from the other rows in the step in which it is pulled towards its own: its gradient is centred, and classes
+  learn faster.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -21,6 +28,13 @@ from torch import Tensor
 
 from extremax.nn.kernels import masked_log_sum
 from extremax.nn.samplers import Draw
+
+
+class BatchSample(NamedTuple):
+    """Targets of a minibatch as a sample: its share, and 1 / inclusion probability of each target (n,)."""
+
+    share: float
+    inverse_pi: Tensor
 
 
 class Terms(NamedTuple):
@@ -71,7 +85,8 @@ def sampled_softmax_loss(
         Classes from 0 to C - 1.
     sampler
         Called without arguments, returns the classes to compare with and the logarithms of their inclusion
-        probabilities: `FrequencySampler`, `UniformSampler` or one of your own.
+        probabilities: `FrequencySampler`, `UniformSampler` or one of your own. With a `FrequencySampler`,
+        rows of a `target` of one dimension are taken for independent.
     reduction : {"mean", "sum", "none"}
         As in ``F.cross_entropy``.
     label_smoothing : float
@@ -100,13 +115,24 @@ def sampled_softmax_loss(
     h, y = hidden.reshape(-1, hidden.shape[-1]), target.reshape(-1)
     kept = y != ignore_index
     y = torch.where(kept, y, 0)
+    draw = sampler()
+    batch = batch_sample(sampler, y, kept, draw) if target.ndim == 1 else None
     terms = class_terms(
-        h, weight, bias, y, kept, sampler(), class_weight, smooths=label_smoothing > 0.0, sparse=sparse
+        h, weight, bias, y, kept, draw, class_weight, batch, smooths=label_smoothing > 0.0, sparse=sparse
     )
     losses, total = row_losses(terms, y, kept, len(weight), label_smoothing, class_weight)
     if reduction == "none":
         return losses.reshape(target.shape)
     return losses.sum() / total if reduction == "mean" else losses.sum()
+
+
+def batch_sample(sampler: Any, y: Tensor, kept: Tensor, draw: Draw) -> BatchSample | None:
+    """Return the sample that the targets y (n,) are, if the sampler knows frequencies."""
+    share = getattr(sampler, "batch_share", 0.0)
+    if share == 0.0:
+        return None
+    n_others = (kept[: len(draw.classes)].sum() - 1).clamp(min=1)
+    return BatchSample(share, -1.0 / torch.expm1(n_others * torch.log1p(-sampler.frequencies(y))))
 
 
 def class_terms(
@@ -117,6 +143,7 @@ def class_terms(
     here: Tensor,
     draw: Draw,
     class_weight: Tensor | None,
+    batch: BatchSample | None = None,
     *,
     smooths: bool,
     sparse: bool,
@@ -132,7 +159,7 @@ def class_terms(
     classes = both if n_shared == n else torch.cat([y[:n_shared], draw.classes])
     columns = rows if n_shared == n else torch.cat([rows[:n_shared], rows[n:]])
     own = (h * rows[:n]).sum(dim=1, dtype=_float(rows.dtype))
-    shift = _minus_log_pi(y[:n_shared], here[:n_shared], draw).to(own.dtype)
+    shift = _log_factors(y[:n_shared], here[:n_shared], draw, batch).to(own.dtype)
     if bias is not None:
         biases = torch.gather(bias, 0, both, sparse_grad=sparse).to(own.dtype)
         own = own + biases[:n]
@@ -189,21 +216,25 @@ def check_shapes(hidden: Tensor, weight: Tensor, target: Tensor | None = None) -
         raise TypeError(f"target has type {target.dtype}; it needs integer classes.")
 
 
-def _minus_log_pi(targets: Tensor, here: Tensor, draw: Draw) -> Tensor:
-    """Return -log pi of the targets, then of the drawn classes, and -inf for repeated ones."""
+def _log_factors(targets: Tensor, here: Tensor, draw: Draw, batch: BatchSample | None) -> Tensor:
+    """Return log v of the targets, then of the drawn classes; -inf for repeated ones."""
     keys = torch.where(here, targets, -1)
     ordered, order = keys.sort(stable=True)
     is_first = torch.ones_like(here)
     is_first[1:] = ordered[1:] != ordered[:-1]
     is_first = torch.empty_like(is_first).scatter(0, order, is_first) & here
-    padded = F.pad(ordered, (0, 1), value=torch.iinfo(ordered.dtype).max)
-    is_target = padded[torch.searchsorted(ordered, draw.classes)] == draw.classes
-    return torch.cat(
-        [
-            torch.where(is_first, 0.0, -math.inf).to(draw.log_pi.dtype),
-            torch.where(is_target, -math.inf, -draw.log_pi),
-        ]
-    )
+    places = torch.searchsorted(ordered, draw.classes)
+    is_target = F.pad(ordered, (0, 1), value=torch.iinfo(ordered.dtype).max)[places] == draw.classes
+    drawn = (-draw.log_pi).exp()
+    certain = torch.ones_like(is_first, dtype=drawn.dtype)
+    if batch is not None:
+        drawn = (1.0 - batch.share) * drawn
+        certain = batch.share * batch.inverse_pi[: len(targets)].to(drawn.dtype)
+        # A target that was drawn, too, has both: its first place among the targets gets the sum.
+        both = torch.where(is_target, drawn, 0.0)
+        certain = certain.index_add(0, F.pad(order, (0, 1))[places], both)
+    certain = torch.where(is_first, certain, 0.0)
+    return torch.cat([certain, torch.where(is_target, 0.0, drawn)]).log()
 
 
 def _float(dtype: torch.dtype) -> torch.dtype:

@@ -41,6 +41,9 @@ class FrequencySampler(nn.Module):
         small powers are often better.
     n_sampled : int
         Classes of a draw; all of them if there are no more, which makes the softmax exact.
+    batch_share : float
+        Share of the targets of the minibatch in the estimate of the softmax, the rest being that of the
+        drawn classes; see `sampled_softmax_loss`. 0 where rows of a minibatch are not independent.
     generator : torch.Generator, optional
         Source of random numbers, torch's default one unless given.
 
@@ -64,16 +67,20 @@ class FrequencySampler(nn.Module):
         power: float = 0.75,
         n_sampled: int = 1024,
         *,
+        batch_share: float = 0.8,
         generator: torch.Generator | None = None,
         device: torch.device | str | None = None,
     ) -> None:
         super().__init__()
+        if not 0.0 <= batch_share < 1.0:
+            raise ValueError(f"batch_share is {batch_share}; it must be at least 0 and below 1.")
         counts = torch.as_tensor(counts, device="cpu").double()
         if counts.ndim != 1 or len(counts) == 0 or not bool((counts >= 0).all()):
             raise ValueError("counts must hold one number, 0 or more, for each class.")
         if n_sampled < 1:
             raise ValueError(f"n_sampled is {n_sampled}; it must be at least 1.")
         self.n_classes, self.n_sampled, self.power = len(counts), min(n_sampled, len(counts)), power
+        self.batch_share = batch_share if self.n_sampled < self.n_classes else 0.0
         self.generator, self.total = generator, float(counts.clamp(min=0.5).sum())
         counts = counts.clamp(min=0.5)
         weights = (counts / counts.max()) ** power
@@ -94,6 +101,10 @@ class FrequencySampler(nn.Module):
         log_pi = ((self.ends[places] - before).float() / _UNIT).log()
         return Draw(self.order[places].long(), log_pi)
 
+    def frequencies(self, classes: Tensor) -> Tensor:
+        """Return the shares of classes in the training rows."""
+        return self.counts[classes] / self.total
+
     def inclusion_probabilities(self) -> Tensor:
         """Return the inclusion probability of every class (n_classes,), in float64."""
         lengths = self.ends.diff(prepend=self.ends.new_zeros(1)).double() / _UNIT
@@ -108,6 +119,7 @@ class FrequencySampler(nn.Module):
             self.counts[start:stop],
             self.power,
             n_sampled,
+            batch_share=self.batch_share,
             generator=self.generator,
             device=self.counts.device,
         )
@@ -134,7 +146,8 @@ class UniformSampler(FrequencySampler):
     ) -> None:
         if n_classes < 1:
             raise ValueError(f"n_classes is {n_classes}; it must be at least 1.")
-        super().__init__(torch.ones(n_classes), 0.0, n_sampled, generator=generator, device=device)
+        options = {"generator": generator, "device": device}
+        super().__init__(torch.ones(n_classes), 0.0, n_sampled, batch_share=0.0, **options)  # type: ignore[arg-type]
 
 
 def _inclusion_probabilities(weights: Tensor, size: int) -> Tensor:

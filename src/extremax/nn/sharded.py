@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from extremax.nn.functional import Terms, check_shapes, class_terms, row_losses
+from extremax.nn.functional import Terms, batch_sample, check_shapes, class_terms, row_losses
 from extremax.nn.layer import ExtremeSoftmax, SoftmaxOutput, TopK
 from extremax.nn.samplers import FrequencySampler, UniformSampler
 
@@ -210,8 +210,10 @@ class ShardedExtremeSoftmax(ExtremeSoftmax):
         smoothing = self.label_smoothing if self.training else 0.0
         if self.training:
             self._warn_of_dense_gradients()
+            draw = self.sampler()
+            batch = batch_sample(self.sampler, local, kept, draw) if target.ndim == 1 else None
             terms = class_terms(
-                *(h, self.weight, self.bias, local, here, self.sampler(), None),
+                *(h, self.weight, self.bias, local, here, draw, None, batch),
                 smooths=smoothing > 0.0,
                 sparse=self.sparse,
             )
@@ -313,16 +315,12 @@ class _Ignored:
     """
 
     def __get__(self, module: nn.Module | None, owner: type | None = None) -> list[str]:
-        layers = [] if module is None else module.named_modules()
-        names = [
+        return [
             f"{prefix}.{name}" if prefix else name
-            for prefix, layer in layers
+            for prefix, layer in (module.named_modules() if isinstance(module, nn.Module) else ())
             if isinstance(layer, ShardedExtremeSoftmax)
             for name in (*layer._parameters, *(f"sampler.{buffer}" for buffer in layer.sampler._buffers))
         ]
-        if not names:
-            raise AttributeError("_ddp_params_and_buffers_to_ignore")
-        return names
 
 
 nn.Module._ddp_params_and_buffers_to_ignore = _Ignored()  # type: ignore[assignment]
