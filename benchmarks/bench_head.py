@@ -260,7 +260,9 @@ class Dense(nn.Module):
         if self.fused_loss:
             # One chunk: the default of torch 2.13 takes ten times as long on this many classes.
             options = nn.LinearCrossEntropyOptions(batch_chunk_size=BATCH)
-            return F.linear_cross_entropy(h.reshape(-1, WIDTH), self.weight, y.reshape(-1), linear_bias=self.bias, options=options)
+            return F.linear_cross_entropy(
+                h.reshape(-1, WIDTH), self.weight, y.reshape(-1), linear_bias=self.bias, options=options
+            )
         kept = y != -100
         return F.cross_entropy(F.linear(h[kept], self.weight, self.bias), y[kept])
 

@@ -2,8 +2,9 @@
 
     torchrun --nproc-per-node=2 --max-restarts=2 examples/sharded_head.py --checkpoint folder
 
-With --checkpoint, the state is written there every --every steps, and a start goes on from what is there: after
-a process was killed, which torchrun answers by starting all of them again, and with another number of processes.
+With --checkpoint, the state is written there every --every steps, and a start goes on from what is there:
+after a process was killed, which torchrun answers by starting all of them again, and with another number of
+processes.
 
 The task is the owner of an npm package, of 124,250, from its name: character trigrams in an EmbeddingBag. The
 data are npm-owner/npm-owner-124k.tsv.xz in the folder that EXTREMAX_DATA names, or in ../shared/data beside
@@ -167,7 +168,8 @@ def main() -> None:
     n_batches = len(train.y) // batch
     n_steps, shard = options.epochs * n_batches, model.head.shard
     print(
-        f"process {rank} of {size}: {len(train.y)} rows, classes {shard.start} to {shard.stop - 1}", flush=True
+        f"process {rank} of {size}: {len(train.y)} rows, classes {shard.start} to {shard.stop - 1}",
+        flush=True,
     )
     rates = [group["lr"] for group in optimizer.param_groups]
     progress = Progress(wrapped, optimizer)

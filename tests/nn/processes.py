@@ -219,7 +219,7 @@ def check_rows_of_different_number_raise():
         return
     model = Model(sharded=True)
     n = 3 + dist.get_rank()
-    with pytest.raises(ValueError, match="different numbers of rows, .3, 4"):
+    with pytest.raises(ValueError, match=r"different numbers of rows, \[3, 4"):
         model(torch.randn(n, 4), torch.zeros(n, dtype=torch.long))
 
 
@@ -253,9 +253,7 @@ def check_checkpoint(folder):
         state, optimizer_state = get_state_dict(wrapped, optimizer)
         read = {"model": state, "optimizer": optimizer_state}
         dcp.load(read, checkpoint_id=file)
-        set_state_dict(
-            wrapped, optimizer, model_state_dict=read["model"], optim_state_dict=read["optimizer"]
-        )
+        set_state_dict(wrapped, optimizer, model_state_dict=read["model"], optim_state_dict=read["optimizer"])
         steps(wrapped, optimizer, 2, n_written, alone=False)
         reference = Model(sharded=False)
         reference_optimizer = make_optimizer(reference, lr=0.01)

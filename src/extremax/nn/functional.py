@@ -9,11 +9,11 @@ whose expectation is the sum of the full softmax. There are two choices of v:
 
 - Given the rows, targets are in the set for certain: v_j = 1 for these, and 1 / pi_j for other drawn classes,
   pi_j being the inclusion probability of the draw.
-- If rows are independent and class frequencies q_j are known, the n targets are a sample of classes, too, with
-  the inclusion probabilities 1 - (1 - q_j)^(n - 1). With the share t of this sample in the estimate,
-  v_j = t / (1 - (1 - q_j)^(n - 1)) [j is a target] + (1 - t) / pi_j [j was drawn]. Then a class is pushed away
-  from the other rows in the step in which it is pulled towards its own: its gradient is centred, and classes
-  learn faster.
+- If rows are independent and class frequencies q_j are known, the n targets are a sample of classes, too,
+  with the inclusion probabilities 1 - (1 - q_j)^(n - 1). With the share t of this sample in the estimate,
+  v_j = t / (1 - (1 - q_j)^(n - 1)) [j is a target] + (1 - t) / pi_j [j was drawn]. Then a class is pushed
+  away from the other rows in the step in which it is pulled towards its own: its gradient is centred, and
+  classes learn faster.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Terms(NamedTuple):
     score_sum: Tensor | None
 
 
-def sampled_softmax_loss(
+def sampled_softmax_loss(  # noqa: PLR0913 (as in torch.nn.functional)
     hidden: Tensor,
     weight: Tensor,
     bias: Tensor | None,
@@ -135,7 +135,7 @@ def batch_sample(sampler: Any, y: Tensor, kept: Tensor, draw: Draw) -> BatchSamp
     return BatchSample(share, -1.0 / torch.expm1(n_others * torch.log1p(-sampler.frequencies(y))))
 
 
-def class_terms(
+def class_terms(  # noqa: PLR0913 (a minibatch, a table and a set)
     h: Tensor,
     weight: Tensor,
     bias: Tensor | None,

@@ -87,7 +87,7 @@ def _(scores: Tensor, shift: Tensor, own: Tensor, classes: Tensor, y: Tensor) ->
 
 
 @njit
-def _softmax_rows(scores, shift, own, classes, y, log_sum, start, stop):  # type: ignore[no-untyped-def]
+def _softmax_rows(scores, shift, own, classes, y, log_sum, start, stop):  # type: ignore[no-untyped-def]  # noqa: PLR0913
     """Do what `softmax_in_place` does, for rows [start, stop)."""
     width = scores.shape[1]
     for i in range(start, stop):

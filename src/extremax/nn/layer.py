@@ -83,7 +83,7 @@ class ExtremeSoftmax(nn.Module):
     weight: nn.Parameter
     bias: nn.Parameter | None
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 (the parameters are the API)
         self,
         in_features: int,
         n_classes: int,

@@ -50,7 +50,11 @@ class Shard:
                 raise ValueError(f"group is a mesh of {group.ndim} dimensions; it must have one.")
             group = group.get_group()
         self.group = cast("dist.ProcessGroup", dist.group.WORLD if group is None else group)
-        self.size, self.rank, n_all = dist.get_world_size(self.group), dist.get_rank(self.group), dist.get_world_size()
+        self.size, self.rank, n_all = (
+            dist.get_world_size(self.group),
+            dist.get_rank(self.group),
+            dist.get_world_size(),
+        )
         if self.size != n_all:
             raise ValueError(
                 f"group has {self.size} of {n_all} ranks: the others would hold copies of its classes, which"
