@@ -75,7 +75,7 @@ def run_rank(folder: Path, rank: int, size: int, args: argparse.Namespace) -> No
     import torch.distributed as dist
 
     torch.set_num_threads(1)
-    store = dist.FileStore(str(folder / "store"), size)
+    store = dist.FileStore(str(folder / "store"), size)  # type: ignore[attr-defined]
     dist.init_process_group("gloo", store=store, rank=rank, world_size=size)
     found = [time_steps(case, args.repeats) for case in (TINY if args.tiny else CASES)]
     if rank == 0:

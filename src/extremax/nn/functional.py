@@ -192,7 +192,8 @@ def row_losses(
 ) -> tuple[Tensor, Tensor]:
     """Return the losses (n,), 0 for rows that are not kept, and what a mean divides their sum by."""
     row_weight = kept.to(terms.own.dtype)
-    losses, weight_sum = terms.log_sum - terms.own, float(n_classes)
+    losses = terms.log_sum - terms.own
+    weight_sum: float | Tensor = float(n_classes)
     if class_weight is not None:
         row_weight, weight_sum = row_weight * class_weight[y], class_weight.sum()
         losses = losses * class_weight[y]

@@ -34,6 +34,7 @@ class _MaskedLogSum(torch.autograd.Function):
         h, columns, shift, own, classes, y = inputs
         scores = h @ columns.mT
         ctx.product_dtype = scores.dtype
+        log_sum: Tensor
         if scores.device.type == "cpu" and scores.dtype == own.dtype == torch.float32:
             log_sum = softmax_in_place(scores, shift, own, classes, y)
             ratios = scores
@@ -77,7 +78,8 @@ def softmax_in_place(scores: Tensor, shift: Tensor, own: Tensor, classes: Tensor
     log_sum = torch.empty_like(own)
     arrays = [x.detach().contiguous().numpy() for x in (shift, own, classes, y)]
     table, out, blocks = scores.detach().numpy(), log_sum.numpy(), split(len(own), _ROW_BLOCK)
-    run(lambda i: _softmax_rows(table, *arrays, out, *blocks[i]), len(blocks), torch.get_num_threads())
+    kernel: Any = _softmax_rows
+    run(lambda i: kernel(table, *arrays, out, *blocks[i]), len(blocks), torch.get_num_threads())
     return log_sum
 
 

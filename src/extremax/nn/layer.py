@@ -180,7 +180,8 @@ class ExtremeSoftmax(nn.Module):
         return scores.to(torch.promote_types(scores.dtype, torch.float32))
 
     def _blocks(self, rows: Tensor) -> tuple[Tensor, ...]:
-        return rows.split(max(1, _BLOCK_SCORES // self.out_features))
+        blocks = rows.split(max(1, _BLOCK_SCORES // self.out_features))  # type: ignore[no-untyped-call]
+        return tuple(blocks)
 
     def log_prob(self, hidden: Tensor) -> Tensor:
         """Return the log-probabilities of all classes, (..., n_classes)."""

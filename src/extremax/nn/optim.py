@@ -295,18 +295,19 @@ def clip_grad_norm_(parameters: Iterable[Tensor] | Tensor, max_norm: float) -> T
         return torch.zeros(())
     total = torch.zeros((), device=params[0].device)
     for p in params:
-        if p.grad.is_sparse:
-            p.grad = p.grad.coalesce()
-        square = _values(p.grad).float().square().sum()
+        grad: Any = p.grad
+        if grad.is_sparse:
+            p.grad = grad = grad.coalesce()
+        square = _values(grad).float().square().sum()
         square = square.full_tensor() if hasattr(square, "full_tensor") else square  # of fully_shard
         shard = getattr(p, "shard", None)
         total += (square if shard is None else shard.sum(square)).to(total.device)
     norm = total.sqrt()
     scale = (max_norm / (norm + 1e-6)).clamp(max=1.0)
     for p in params:
-        _values(p.grad).mul_(scale.to(p.grad.device))
+        _values(p.grad).mul_(scale.to(p.device))
     return norm
 
 
-def _values(grad: Tensor) -> Tensor:
+def _values(grad: Any) -> Any:
     return grad._values() if grad.is_sparse else grad

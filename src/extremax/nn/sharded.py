@@ -75,7 +75,7 @@ class Shard:
         """Return the parts of all ranks (size, ...), which have one shape."""
         out = part.new_empty((self.size * len(part), *part.shape[1:]))
         _all_gather(out, part.contiguous(), group=self.group)
-        return out.unflatten(0, (self.size, len(part)))
+        return out.view(self.size, *part.shape)
 
     def sum(self, value: Tensor) -> Tensor:
         """Return the sum over the ranks."""
@@ -193,14 +193,14 @@ class ShardedExtremeSoftmax(ExtremeSoftmax):
     def _mark(self) -> None:
         """Let optimizers know that these are parts of tables, and fully_shard leave them alone."""
         for p in self.parameters(recurse=False):
-            p.shard = self.shard
+            p.shard = self.shard  # type: ignore[attr-defined]
         with suppress(ImportError):  # where it is missing, fully_shard takes ignored_params
             from torch.distributed._composable.contract import REGISTRY_KEY
 
             self.__dict__[REGISTRY_KEY] = {"replicate": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
         self._mark()
 
     def forward(self, hidden: Tensor, target: Tensor | None = None) -> Tensor | SoftmaxOutput:
@@ -224,7 +224,7 @@ class ShardedExtremeSoftmax(ExtremeSoftmax):
         else:
             terms = self._exact_terms(h, local, here)
         losses, n_kept = row_losses(self._add(terms), y, kept, self.out_features, smoothing, None)
-        own = losses.detach().unflatten(0, (self.shard.size, -1))[self.shard.rank]
+        own = losses.detach().view(self.shard.size, -1)[self.shard.rank]
         return SoftmaxOutput(-own.reshape(target.shape), losses.sum() / n_kept)
 
     def _gather(self, hidden: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
@@ -287,7 +287,7 @@ class ShardedExtremeSoftmax(ExtremeSoftmax):
             indices = nn.functional.pad(indices + self.shard.start, pad)
             found.append((values, indices, scores.logsumexp(dim=1, keepdim=True)))
         values, indices, log_sums = (
-            self.shard.gather(torch.cat(parts)).unflatten(1, (self.shard.size, -1))[:, self.shard.rank]
+            self.shard.gather(torch.cat(parts)).chunk(self.shard.size, dim=1)[self.shard.rank]
             for parts in zip(*found, strict=True)
         )
         best, places = values.transpose(0, 1).flatten(1).topk(k)
@@ -299,7 +299,7 @@ class ShardedExtremeSoftmax(ExtremeSoftmax):
         raise NotImplementedError("Resize an ExtremeSoftmax that has loaded the checkpoint of the ranks.")
 
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
-        super()._save_to_state_dict(destination, prefix, keep_vars)  # type: ignore[no-untyped-call]
+        super()._save_to_state_dict(destination, prefix, keep_vars)
         for name, p in self.named_parameters(recurse=False):
             destination[prefix + name] = self.shard.share(p)
 
@@ -327,4 +327,4 @@ class _Ignored:
         ]
 
 
-nn.Module._ddp_params_and_buffers_to_ignore = _Ignored()  # type: ignore[assignment]
+nn.Module._ddp_params_and_buffers_to_ignore = _Ignored()  # type: ignore[attr-defined]
