@@ -4,8 +4,7 @@
 
 Time per step: one step of the output layer alone on random hidden states, loss, gradients and update of its
 weights, mean processor time on one thread. `F.linear_cross_entropy` has Adagrad on its dense gradient and
-chunks of at most 64 MB of scores; the layer of extremax has its fused step, or dense gradients and Adagrad,
-and draws as many classes as after 1,024 steps, its most.
+chunks of at most 64 MB of scores; the layer of extremax has `make_optimizer`, or dense gradients and Adagrad.
 
 Loss after equal time: a linear encoder on a planted hierarchy (Zipf law, 64 features, two rows per class on
 average, at least 25,600), trained for --seconds of processor time, or for the time of three steps of
@@ -30,7 +29,7 @@ from torch import Tensor, nn
 
 from bench_head import find_rate
 from extremax.data import planted_hierarchy
-from extremax.nn import ExtremeSoftmax
+from extremax.nn import ExtremeSoftmax, FrequencySampler, make_optimizer
 from timing import machine, make_parser, measure, one_torch_thread, write_rows
 
 NAME = "bench_crossover"
@@ -38,14 +37,13 @@ SHAPES = ((64, 64), (64, 1024), (512, 64), (512, 1024))  # hidden units, rows
 CLASSES = (300, 1_000, 3_000, 10_000, 30_000, 100_000)
 FEATURES = 64
 LONG_STEP = 0.5  # seconds: such steps are measured once
-WARM_STEPS = 17  # of the fused layer, which decomposes moments more often in its first ones
-GROWN_AFTER = 1024  # training steps, after which the layer draws its most classes
+WARM_STEPS = 17  # of RowAdagrad, which finds roots of moments more often in its first ones
 LEAST_STEPS = 3  # of F.linear_cross_entropy, in the time that both methods get
 CHUNK_SCORES = 1 << 24
 METHODS = {
     "linear_cross_entropy": "F.linear_cross_entropy, Adagrad",
     "dense": "ExtremeSoftmax, dense, Adagrad",
-    "fused": "ExtremeSoftmax, fused",
+    "rows": "ExtremeSoftmax, RowAdagrad",
 }
 
 
@@ -66,10 +64,9 @@ class Exact(nn.Module):
 class Shared(nn.Module):
     """A layer of extremax."""
 
-    def __init__(self, width: int, counts: Tensor, gradients: Any) -> None:
+    def __init__(self, width: int, counts: Tensor) -> None:
         super().__init__()
-        options: dict[str, Any] = {"class_counts": counts, "gradients": gradients, "n_jobs": 1}
-        self.layer = ExtremeSoftmax(width, len(counts), **options)
+        self.layer = ExtremeSoftmax(width, len(counts), sampler=FrequencySampler(counts))
         self.weight, self.bias = self.layer.weight, self.layer.bias
 
     def loss(self, h: Tensor, y: Tensor) -> Tensor:
@@ -81,10 +78,9 @@ def make_output(method: str, width: int, counts: Tensor, rate: float) -> tuple[A
     if method == "linear_cross_entropy":
         exact = Exact(width, counts)
         return exact, [torch.optim.Adagrad(exact.parameters(), lr=rate)]
-    shared = Shared(width, counts, method)
-    shared.layer.learning_rate = rate * width  # in units of the scores
-    if method == "fused":
-        return shared, []
+    shared = Shared(width, counts)
+    if method == "rows":
+        return shared, [make_optimizer(shared.layer, row_lr=rate)]
     return shared, [torch.optim.Adagrad(shared.layer.parameters(), lr=rate)]
 
 
@@ -97,14 +93,12 @@ def step(output: Any, optimizers: Sequence[Any], hidden: Tensor, y: Tensor) -> N
 
 
 def time_step(method: str, n_classes: int, width: int, n_rows: int, n_steps: int) -> float:
-    """Return the mean processor milliseconds of a step: of the layer, one that draws its most classes."""
+    """Return the mean processor milliseconds of a step."""
     generator = torch.Generator().manual_seed(0)
     hidden = torch.randn(n_rows, width, generator=generator).requires_grad_()
     y = torch.randint(n_classes, (n_rows,), generator=generator)
     output, optimizers = make_output(method, width, torch.ones(n_classes), 0.1)
-    if isinstance(output, Shared):
-        output.layer.n_steps.fill_(GROWN_AFTER)
-    for _ in range(WARM_STEPS if method == "fused" else 1):
+    for _ in range(WARM_STEPS if method == "rows" else 1):
         step(output, optimizers, hidden, y)
     found: list[float] = []
     while len(found) < n_steps and (not found or found[-1] < LONG_STEP):
@@ -204,7 +198,7 @@ def compare_losses(
             case = f"{_shape(width, n_rows)}, {n_classes:,} classes"
             seconds = max(least_seconds, LEAST_STEPS * step_ms[case] / 1e3)
             figures: dict[str, Any] = {"seconds": seconds, "untrained": problem.untrained()}
-            for method in ("linear_cross_entropy", "fused"):
+            for method in ("linear_cross_entropy", "rows"):
                 best, runs = problem.search(method, rate, seconds, width=width, n_rows=n_rows)
                 figures |= {method: runs[best]["test"], f"{method} steps": runs[best]["steps"]}
                 figures |= {f"{method} rate": best, f"{method} rates tried": len(runs)}
@@ -224,8 +218,8 @@ def draw(times: Sequence[dict[str, Any]], losses: Sequence[dict[str, Any]], path
     from matplotlib.figure import Figure
 
     style: Any = {"font.size": 9.0, "svg.fonttype": "none", "svg.hashsalt": "extremax"}
-    colors = {"linear_cross_entropy": "#b4472e", "dense": "#7a8fa6", "fused": "#1f5f99"}
-    marks = {"linear_cross_entropy": "s", "dense": "^", "fused": "o"}
+    colors = {"linear_cross_entropy": "#b4472e", "dense": "#7a8fa6", "rows": "#1f5f99"}
+    marks = {"linear_cross_entropy": "s", "dense": "^", "rows": "o"}
     with mpl.rc_context({**style, "axes.spines.top": False, "axes.spines.right": False}):
         figure = Figure(figsize=(10.5, 5.6), layout="constrained")
         FigureCanvasAgg(figure)
@@ -279,7 +273,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         args.classes, args.seconds, args.steps = [200], 0.02, 1
     print(machine(), f"torch {torch.__version__}")
     with one_torch_thread():
-        time_step("fused", 3000, FEATURES, 64, 1)  # loads what is compiled
+        time_step("rows", 3000, FEATURES, 64, 1)  # loads what is compiled
         times = compare_times(args.classes, args.steps)
         losses = compare_losses(times, args.rate, args.seconds, 100 if args.tiny else 1000)
     if args.figure is not None:

@@ -1,6 +1,10 @@
 """Train an output layer whose classes are split over processes, and an encoder that each process has.
 
-    torchrun --nproc-per-node=2 examples/sharded_head.py
+    torchrun --nproc-per-node=2 --max-restarts=2 examples/sharded_head.py --checkpoint folder
+
+With --checkpoint, the state is written there every --every steps, and a start goes on from what is there:
+after a process was killed, which torchrun answers by starting all of them again, and with another number of
+processes.
 
 The task is the owner of an npm package, of 124,250, from its name: character trigrams in an EmbeddingBag. The
 data are npm-owner/npm-owner-124k.tsv.xz in the folder that EXTREMAX_DATA names, or in ../shared/data beside
@@ -11,6 +15,7 @@ one process that has all classes.
 import argparse
 import lzma
 import os
+import signal
 import time
 from pathlib import Path
 
@@ -19,17 +24,22 @@ import torch
 import torch.distributed as dist
 from sklearn.feature_extraction.text import HashingVectorizer
 from torch import nn
+from torch.distributed import checkpoint as dcp
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.nn.parallel import DistributedDataParallel
 
-from extremax.nn import ShardedExtremeSoftmax
+from extremax.nn import FrequencySampler, ShardedExtremeSoftmax, make_optimizer
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--epochs", type=int, default=1)
 parser.add_argument("--batch", type=int, default=256, help="rows of a step, of all processes together")
 parser.add_argument("--shared", type=int, default=1024, help="classes of a step, of all processes together")
+parser.add_argument("--checkpoint", type=Path, help="folder to write the state to, and to go on from")
+parser.add_argument("--every", type=int, default=200, help="steps between two checkpoints")
+parser.add_argument("--die", type=int, default=-1, help="step at which the last process kills itself, once")
 options = parser.parse_args()
 
-N_COLUMNS, WIDTH, N_EVALUATED = 1 << 16, 128, 4000
+N_COLUMNS, WIDTH, N_EVALUATED = 1 << 14, 128, 4000
 PROJECT = Path(__file__).resolve().parent.parent
 FOLDER = Path(os.environ.get("EXTREMAX_DATA", PROJECT.parent / "shared" / "data"))
 
@@ -78,30 +88,58 @@ class Rows:
         return torch.from_numpy(np.concatenate(parts)), torch.from_numpy(offsets), self.y[rows]
 
 
-class Encoder(nn.Module):
-    def __init__(self) -> None:
+class Model(nn.Module):
+    def __init__(self, counts: np.ndarray) -> None:
         super().__init__()
-        self.bag = nn.EmbeddingBag(N_COLUMNS, WIDTH, mode="mean", sparse=True)
+        self.bag = nn.EmbeddingBag(N_COLUMNS, WIDTH, mode="mean")
         self.norm = nn.LayerNorm(WIDTH)
+        sampler = FrequencySampler(counts, n_sampled=options.shared)
+        self.head = ShardedExtremeSoftmax(WIDTH, len(counts), sampler=sampler)
 
-    def forward(self, columns: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
+    def encode(self, columns: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
         return self.norm(self.bag(columns, offsets))
 
+    def forward(self, columns: torch.Tensor, offsets: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return self.head(self.encode(columns, offsets), y).loss
 
-def report(name: str, part: Rows, encoder: nn.Module, head: ShardedExtremeSoftmax) -> None:
+
+def report(name: str, part: Rows, model: Model) -> None:
     """Print figures over the rows of all processes, which search all classes together."""
-    head.eval()
+    model.eval()
     columns, offsets, y = part.take(np.arange(len(part.y)))
     with torch.no_grad():
-        hidden = encoder(columns, offsets)
-    labels, _ = head.predict_topk(hidden, k=5)
+        hidden = model.encode(columns, offsets)
+        loss = model.head(hidden, y).loss.item()
+    labels = model.head.topk(hidden, k=5).indices
     hits = torch.stack([(labels[:, 0] == y).sum(), (labels == y[:, None]).any(1).sum(), torch.tensor(len(y))])
     dist.all_reduce(hits)
-    likelihood = head.log_likelihood(hidden, y)
     first, five, n = hits.tolist()
     if dist.get_rank() == 0:
-        print(f"{name:20s} accuracy {first / n:.1%}   top 5 {five / n:.1%}   log-likelihood {likelihood:.3f}")
-    head.train()
+        print(f"{name:20s} accuracy {first / n:.1%}   top 5 {five / n:.1%}   log-likelihood {-loss:.3f}")
+    model.train()
+
+
+class Progress:
+    """The step, which is written with the state, and the files."""
+
+    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        self.model, self.optimizer, self.step = model, optimizer, 0
+
+    def load(self) -> None:
+        found = sorted(options.checkpoint.glob("*/.metadata")) if options.checkpoint else []
+        if found:
+            state, optimizer_state = get_state_dict(self.model, self.optimizer)
+            read = {"model": state, "optimizer": optimizer_state, "step": torch.tensor(0)}
+            dcp.load(read, checkpoint_id=found[-1].parent)
+            kinds = {"model_state_dict": read["model"], "optim_state_dict": read["optimizer"]}
+            set_state_dict(self.model, self.optimizer, **kinds)
+            self.step = int(read["step"])
+
+    def save(self) -> None:
+        if options.checkpoint and self.step % options.every == 0:
+            state, optimizer_state = get_state_dict(self.model, self.optimizer)
+            written = {"model": state, "optimizer": optimizer_state, "step": torch.tensor(self.step)}
+            dcp.save(written, checkpoint_id=options.checkpoint / f"{self.step:08d}")
 
 
 def main() -> None:
@@ -123,41 +161,43 @@ def main() -> None:
         parts[split] = Rows(texts[mine], classes[mine])
 
     torch.manual_seed(0)
-    encoder = DistributedDataParallel(Encoder())
-    head = ShardedExtremeSoftmax(
-        WIDTH, len(counts), n_shared=options.shared, class_counts=counts, gradients="fused"
-    )
-    sparse = torch.optim.SparseAdam([encoder.module.bag.weight], lr=2e-3)
-    dense = torch.optim.Adam(encoder.module.norm.parameters(), lr=2e-3)
-    first, stop = head.class_range
+    model = Model(counts)
+    wrapped = DistributedDataParallel(model)
+    optimizer = make_optimizer(model, lr=2e-3)
+    train, batch = parts["train"], max(1, options.batch // size)
+    n_batches = len(train.y) // batch
+    n_steps, shard = options.epochs * n_batches, model.head.shard
     print(
-        f"process {rank} of {size}: {len(parts['train'].y)} rows, classes {first} to {stop - 1}",
+        f"process {rank} of {size}: {len(train.y)} rows, classes {shard.start} to {shard.stop - 1}",
         flush=True,
     )
-
-    train, batch = parts["train"], max(1, options.batch // size)
-    n_steps = options.epochs * (len(train.y) // batch)
-    report("start, validation", parts["val"], encoder.module, head)
-    step, wall, processor = 0, time.perf_counter(), time.process_time()
-    for epoch in range(options.epochs):
+    rates = [group["lr"] for group in optimizer.param_groups]
+    progress = Progress(wrapped, optimizer)
+    progress.load()
+    report(f"step {progress.step}, validation", parts["val"], model)
+    first, wall, processor = progress.step, time.perf_counter(), time.process_time()
+    while progress.step < n_steps:
+        epoch, place = divmod(progress.step, n_batches)
         order = np.random.default_rng(epoch).permutation(len(train.y))
-        for rows in order[: len(order) // batch * batch].reshape(-1, batch):
-            head.learning_rate = 12.8 * max(0.02, 1.0 - step / n_steps)
-            columns, offsets, y = train.take(rows)
-            sparse.zero_grad()
-            dense.zero_grad()
-            head(encoder(columns, offsets), y).loss.backward()
-            sparse.step()
-            dense.step()
-            step += 1
+        for rows in order[: n_batches * batch].reshape(-1, batch)[place:]:
+            for group, rate in zip(optimizer.param_groups, rates, strict=True):
+                group["lr"] = rate * max(0.02, 1.0 - progress.step / n_steps)
+            optimizer.zero_grad()
+            wrapped(*train.take(rows)).backward()
+            optimizer.step()
+            progress.step += 1
+            progress.save()
+            if progress.step == options.die and first == 0 and rank == size - 1:
+                os.kill(os.getpid(), signal.SIGKILL)
     seconds, used = time.perf_counter() - wall, time.process_time() - processor
-    if rank == 0:
+    if rank == 0 and progress.step > first:
+        n = progress.step - first
         print(
-            f"{step} steps of {batch * size} rows: {1000 * seconds / step:.1f} ms each,"
-            f" {1000 * used / step:.1f} ms of this process"
+            f"{n} steps of {batch * size} rows: {1000 * seconds / n:.1f} ms each,"
+            f" {1000 * used / n:.1f} ms of this process"
         )
-    report("trained, validation", parts["val"], encoder.module, head)
-    report("trained, test", parts["test"], encoder.module, head)
+    report("trained, validation", parts["val"], model)
+    report("trained, test", parts["test"], model)
     dist.destroy_process_group()
 
 

@@ -9,7 +9,22 @@ except ModuleNotFoundError as error:
         "extremax.nn needs PyTorch, which is not installed: pip install extremax[torch]"
     ) from error
 
+from extremax.nn.functional import sampled_softmax_loss
+from extremax.nn.layer import ExtremeSoftmax, SoftmaxOutput, TopK
+from extremax.nn.optim import RowAdagrad, clip_grad_norm_, make_optimizer
+from extremax.nn.samplers import Draw, FrequencySampler, UniformSampler
 from extremax.nn.sharded import ShardedExtremeSoftmax
-from extremax.nn.softmax import ExtremeSoftmax, SoftmaxOutput
 
-__all__ = ["ExtremeSoftmax", "ShardedExtremeSoftmax", "SoftmaxOutput"]
+__all__ = [
+    "Draw",
+    "ExtremeSoftmax",
+    "FrequencySampler",
+    "RowAdagrad",
+    "ShardedExtremeSoftmax",
+    "SoftmaxOutput",
+    "TopK",
+    "UniformSampler",
+    "clip_grad_norm_",
+    "make_optimizer",
+    "sampled_softmax_loss",
+]

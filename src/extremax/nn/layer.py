@@ -1,138 +1,234 @@
-"""What the output layers share: checks of their input, and scores of all classes."""
+"""ExtremeSoftmax: an output layer over very many classes, in place of a Linear and a cross-entropy."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Self, cast
+import math
+import warnings
+from typing import NamedTuple
 
-import numpy as np
 import torch
 import torch.nn.functional as F
-from numpy.typing import ArrayLike
 from torch import Tensor, nn
 
-from extremax.nn.hidden_moments import HiddenMoments, HiddenSize
-from extremax.nn.layer_state import EXACT, keep_type
-from extremax.types import Float64
+from extremax.nn.functional import check_shapes, sampled_softmax_loss
+from extremax.nn.samplers import FrequencySampler, UniformSampler
 
-BLOCK_SCORES = 1 << 25  # scores that exist at the same time, where nothing is differentiated
-GRADIENTS = ("dense", "sparse", "fused")
+_BLOCK_SCORES = 1 << 25  # scores of all classes that exist at the same time
+_MANY_CLASSES = 20_000  # from here on, dense gradients cost more than all else
+_FIRST_SCORE = 0.1  # size of the first scores, for hidden states of unit mean square
 
 
-class OutputLayer(nn.Module):
-    """Checks of what an output layer is called with, and types of its buffers."""
+class SoftmaxOutput(NamedTuple):
+    """What a forward pass with targets returns, as ``torch.nn.AdaptiveLogSoftmaxWithLoss`` does.
 
-    in_features: int
-    n_classes: int
-    ignore_index: int
-    hidden_moments: HiddenMoments | None
-    hidden_size: HiddenSize | None
+    Attributes
+    ----------
+    output : (...)
+        Log-probability of each row's target: estimated in training mode, exact in evaluation mode.
+    loss : scalar
+        Mean loss of the rows that are not ignored.
+    """
 
-    @property
-    def _hidden_scale(self) -> HiddenMoments | HiddenSize | None:
-        """What fused steps know of earlier hidden states: moments, or sizes without whitening."""
-        return self.hidden_size if self.hidden_moments is None else self.hidden_moments
+    output: Tensor
+    loss: Tensor
 
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        """Keep the type of Adagrad's sums and of class counts in ``.half()`` and the like."""
-        sums = {name: self.get_buffer(name) for name in EXACT if name in self._buffers}
-        result: Self = super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        self._buffers.update({name: keep_type(fn)(buffer) for name, buffer in sums.items()})
-        return result
 
-    def _flat(self, hidden: Tensor) -> Tensor:
-        if hidden.ndim < 1 or hidden.shape[-1] != self.in_features:
+class TopK(NamedTuple):
+    """Log-probabilities and classes (..., k), best first, in the order of ``torch.topk``."""
+
+    values: Tensor
+    indices: Tensor
+
+
+class ExtremeSoftmax(nn.Module):
+    """Softmax over `n_classes`, trained on the classes that a sampler draws.
+
+    ``layer(hidden, target)`` returns a `SoftmaxOutput`: in training mode with the estimate of
+    `sampled_softmax_loss`, in evaluation mode with the exact negative log-likelihood. ``layer(hidden)``
+    returns the log-probabilities of all classes. The state dict has the names and shapes of ``nn.Linear``.
+
+    Parameters
+    ----------
+    in_features : int
+        Width of the hidden states.
+    n_classes : int
+        Classes 0 to n_classes - 1.
+    sampler : FrequencySampler or UniformSampler, optional
+        Draws the classes of a step; 1,024 classes, each with the same probability, unless given.
+    bias : bool
+        Whether classes have a bias. It starts at the logarithms of the frequencies that the sampler knows.
+    sparse : bool
+        Whether weights and biases get sparse gradients, as in ``nn.Embedding``: for `RowAdagrad`.
+        `make_optimizer` sets it.
+    label_smoothing : float
+        As in ``nn.CrossEntropyLoss``, in training mode.
+    ignore_index : int
+        Rows with this target are left out.
+    device, dtype
+        Of the parameters, as in ``nn.Linear``.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from extremax.nn import ExtremeSoftmax, UniformSampler, make_optimizer
+    >>> layer = ExtremeSoftmax(16, 1000, sampler=UniformSampler(1000, n_sampled=64))
+    >>> optimizer = make_optimizer(layer)
+    >>> hidden, target = torch.randn(32, 16), torch.randint(1000, (32,))
+    >>> layer(hidden, target).loss.backward()
+    >>> optimizer.step()
+    >>> layer.topk(hidden, k=5).indices.shape
+    torch.Size([32, 5])
+    """
+
+    weight: nn.Parameter
+    bias: nn.Parameter | None
+
+    def __init__(  # noqa: PLR0913 (the parameters are the API)
+        self,
+        in_features: int,
+        n_classes: int,
+        *,
+        sampler: FrequencySampler | None = None,
+        bias: bool = True,
+        sparse: bool = False,
+        label_smoothing: float = 0.0,
+        ignore_index: int = -100,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        if in_features < 1:
+            raise ValueError(f"in_features is {in_features}; it must be at least 1.")
+        if not 0.0 <= label_smoothing <= 1.0:
+            raise ValueError(f"label_smoothing is {label_smoothing}; it must be between 0 and 1.")
+        self.in_features, self.out_features = in_features, n_classes
+        self.sampler = UniformSampler(n_classes) if sampler is None else sampler
+        self._check_sampler()
+        self.sampler.to(device)
+        self.sparse, self.label_smoothing, self.ignore_index = sparse, label_smoothing, ignore_index
+        self._warned = False
+        self.weight = nn.Parameter(torch.empty(n_classes, in_features, device=device, dtype=dtype))
+        self.register_parameter(
+            "bias", nn.Parameter(torch.empty(n_classes, device=device, dtype=dtype)) if bias else None
+        )
+        self.reset_parameters()
+
+    def _check_sampler(self) -> None:
+        if self.sampler.n_classes != self.out_features:
             raise ValueError(
-                f"hidden has shape {tuple(hidden.shape)}; its last dimension must be {self.in_features}."
+                f"sampler has {self.sampler.n_classes} classes, and the layer {self.out_features}."
             )
-        return hidden.reshape(-1, self.in_features)
 
-    def _flat_pairs(self, hidden: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        """Return rows and targets as (n, in_features) and (n,), without those to be ignored."""
-        h = self._flat(hidden)
-        if targets.shape != hidden.shape[:-1]:
-            raise ValueError(
-                f"targets has shape {tuple(targets.shape)}; hidden of shape {tuple(hidden.shape)} needs"
-                f" {tuple(hidden.shape[:-1])}."
-            )
-        y = targets.reshape(-1)
-        kept = y != self.ignore_index
-        if not bool(kept.all()):
-            h, y = h[kept.to(h.device)], y[kept]
-        self._check_targets(y)
-        return h, y
+    def reset_parameters(self) -> None:
+        """Set weights to small random numbers and biases to log-frequencies."""
+        nn.init.normal_(self.weight, std=_FIRST_SCORE * self.in_features**-0.5)
+        if self.bias is not None:
+            with torch.no_grad():
+                self.bias.copy_(self.sampler.counts.log() - math.log(self.sampler.total))
 
-    def _check_targets(self, y: Tensor) -> None:
-        if y.is_floating_point() or y.dtype == torch.bool:
-            raise TypeError(f"targets has type {y.dtype}; it needs integer classes.")
-        if len(y) and (int(y.min()) < 0 or int(y.max()) >= self.n_classes):
-            wrong = int(y.min()) if int(y.min()) < 0 else int(y.max())
-            raise ValueError(f"targets holds {wrong}; the classes are 0 to {self.n_classes - 1}.")
-
-    def _check_k(self, k: int) -> None:
-        if not 1 <= k <= self.n_classes:
-            raise ValueError(f"k is {k}; ask for 1 to {self.n_classes} classes.")
-
-
-def row_blocks(n: int, row_size: int) -> Iterator[tuple[int, int]]:
-    """Return the first row of each block, and the one after its last: rows of `row_size` numbers."""
-    step = max(1, BLOCK_SCORES // max(1, row_size))
-    return ((a, min(a + step, n)) for a in range(0, n, step))
-
-
-def score_all(h: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """Return the scores (n, classes of the table), in float32 at least."""
-    with torch.autocast(h.device.type, enabled=False):
-        scores = F.linear(h.to(weight.dtype), weight, bias)
-    return scores.to(torch.promote_types(weight.dtype, torch.float32))
-
-
-def gather(table: Tensor) -> Tensor:
-    # Only a DTensor has this; its module is slow to import, and where it is depends on the version of torch.
-    full = getattr(table, "full_tensor", None)
-    return table if full is None else cast("Tensor", full())
-
-
-def copy_into(table: Tensor, values: Tensor) -> None:
-    """Copy values into a table of the same shape, or into the shards of it that this process has."""
-    placements = getattr(table, "placements", None)
-    if placements is not None:
-        from torch.distributed.tensor import DTensor, distribute_tensor
-
-        mesh = cast("DTensor", table).device_mesh
-        values = distribute_tensor(values.to(table.device), mesh, placements)
-    table.copy_(values)
-
-
-def check_positive(**values: int | None) -> None:
-    for name, value in values.items():
-        if value is not None and value < 1:
-            raise ValueError(f"{name} is {value}; it must be at least 1.")
-
-
-def check_gradients(gradients: str, label_smoothing: float) -> None:
-    if gradients not in GRADIENTS:
-        raise ValueError(f"gradients is {gradients!r}; use 'dense', 'sparse' or 'fused'.")
-    if not 0.0 <= label_smoothing <= 1.0:
-        raise ValueError(f"label_smoothing is {label_smoothing}; it must be between 0 and 1.")
-    if gradients == "fused" and label_smoothing > 0.0:
-        raise ValueError(
-            "gradients='fused' has no label smoothing: set label_smoothing=0, or use 'dense' or 'sparse'."
+    def extra_repr(self) -> str:
+        return (
+            f"in_features={self.in_features}, out_features={self.out_features},"
+            f" bias={self.bias is not None}, sparse={self.sparse}"
         )
 
+    def forward(self, hidden: Tensor, target: Tensor | None = None) -> Tensor | SoftmaxOutput:
+        """Return log-probabilities of targets (...) with their mean loss, or of all classes without them."""
+        if target is None:
+            return self.log_prob(hidden)
+        losses = self._sampled_losses(hidden, target) if self.training else self._exact_losses(hidden, target)
+        return SoftmaxOutput(-losses, losses.sum() / (target != self.ignore_index).sum())
 
-def check_class_counts(class_counts: ArrayLike | None, n_classes: int) -> Float64:
-    """Return the counts as numbers, or ones unless they are given."""
-    counts: Float64
-    counts = np.ones(n_classes) if class_counts is None else np.asarray(class_counts).astype(np.float64)
-    if counts.shape != (n_classes,):
-        raise ValueError(
-            f"class_counts has shape {counts.shape}; it needs one number for each of the {n_classes} classes."
+    def _sampled_losses(self, hidden: Tensor, target: Tensor) -> Tensor:
+        self._warn_of_dense_gradients()
+        return sampled_softmax_loss(
+            hidden,
+            self.weight,
+            self.bias,
+            target,
+            self.sampler,
+            reduction="none",
+            label_smoothing=self.label_smoothing,
+            ignore_index=self.ignore_index,
+            sparse=self.sparse,
         )
-    return counts
 
+    def _warn_of_dense_gradients(self) -> None:
+        if self.sparse or self.out_features < _MANY_CLASSES or not self.weight.requires_grad:
+            return
+        if not (self._warned or torch.compiler.is_compiling()):
+            self._warned = True
+            warnings.warn(
+                f"Dense gradients of {self.out_features} classes take far longer than the loss: create the"
+                " optimizer with extremax.nn.make_optimizer(model), or the layer with sparse=True for"
+                " RowAdagrad.",
+                stacklevel=4,
+            )
 
-def n_processes() -> int:
-    """Return the number of processes that train together, in the sense of torch.distributed."""
-    together = torch.distributed.is_available() and torch.distributed.is_initialized()
-    return int(torch.distributed.get_world_size()) if together else 1
+    def _exact_losses(self, hidden: Tensor, target: Tensor) -> Tensor:
+        check_shapes(hidden, self.weight, target)
+        h, y = hidden.reshape(-1, self.in_features), target.reshape(-1)
+        parts = [
+            F.cross_entropy(self._scores(rows), labels, reduction="none", ignore_index=self.ignore_index)
+            for rows, labels in zip(self._blocks(h), self._blocks(y), strict=True)
+        ]
+        return torch.cat(parts).reshape(target.shape)
+
+    def _scores(self, h: Tensor) -> Tensor:
+        """Return the scores of all classes, in float32 at least."""
+        scores = F.linear(h, self.weight.to(h.dtype), None if self.bias is None else self.bias.to(h.dtype))
+        return scores.to(torch.promote_types(scores.dtype, torch.float32))
+
+    def _blocks(self, rows: Tensor) -> tuple[Tensor, ...]:
+        blocks = rows.split(max(1, _BLOCK_SCORES // self.out_features))  # type: ignore[no-untyped-call]
+        return tuple(blocks)
+
+    def log_prob(self, hidden: Tensor) -> Tensor:
+        """Return the log-probabilities of all classes, (..., n_classes)."""
+        check_shapes(hidden, self.weight)
+        return F.log_softmax(self._scores(hidden), dim=-1)
+
+    def predict(self, hidden: Tensor) -> Tensor:
+        """Return the most probable class of each row."""
+        return self.topk(hidden, 1).indices.squeeze(-1)
+
+    @torch.no_grad()
+    def topk(self, hidden: Tensor, k: int) -> TopK:
+        """Return the log-probabilities and the numbers of the k most probable classes of each row."""
+        check_shapes(hidden, self.weight)
+        if not 1 <= k <= self.out_features:
+            raise ValueError(f"k is {k}; ask for 1 to {self.out_features} classes.")
+        shape = (*hidden.shape[:-1], k)
+        blocks = self._blocks(hidden.reshape(-1, self.in_features))
+        found = [torch.topk(self.log_prob(rows), k) for rows in blocks]
+        values, indices = (torch.cat(parts).reshape(shape) for parts in zip(*found, strict=True))
+        return TopK(values, indices)
+
+    @torch.no_grad()
+    def resize(self, n_classes: int, sampler: FrequencySampler | None = None) -> None:
+        """Append classes, or remove the last ones; the parameters stay the same objects.
+
+        `RowAdagrad` goes on with them. A layer that draws by frequency needs a new `sampler`.
+        """
+        if sampler is None and not isinstance(self.sampler, UniformSampler):
+            raise ValueError("resize needs a sampler with the counts of all classes.")
+        old = min(self.out_features, n_classes)
+        device = self.weight.device
+        self.sampler = (sampler or UniformSampler(n_classes, self.sampler.n_sampled)).to(device)
+        self.out_features = n_classes
+        self._check_sampler()
+        kept = [(p, p.detach()[:old].clone()) for p in self.parameters(recurse=False)]
+        for p, rows in kept:
+            p.data = rows.new_empty(n_classes, *rows.shape[1:])
+        self.reset_parameters()
+        for p, rows in kept:
+            p[:old] = rows
+
+    @torch.no_grad()
+    def to_index(self) -> Tensor:
+        """Return a matrix (n_classes, in_features + 1) for search by inner product.
+
+        Its product with a hidden state and a 1 behind it is the score of each class.
+        """
+        bias = self.weight.new_zeros(self.out_features) if self.bias is None else self.bias
+        return torch.cat([self.weight, bias.unsqueeze(1)], dim=1)

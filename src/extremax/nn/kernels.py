@@ -1,0 +1,115 @@
+"""The product and the softmax of a sampled loss: torch on any device, numba in float32 on the CPU."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from extremax.kernels.compile import njit
+from extremax.kernels.math import exp32
+from extremax.runtime.threads import run, split
+
+_ROW_BLOCK = 64  # rows of one task
+
+
+def masked_log_sum(
+    h: Tensor, columns: Tensor, shift: Tensor, own: Tensor, classes: Tensor, y: Tensor
+) -> Tensor:
+    """Return log(exp(own_i) + sum over the classes j != y_i of exp(h_i.columns_j + shift_j)), (n,).
+
+    The only numbers that are kept for the backward pass beside the arguments are the ratios (n, K) of the
+    summands to the sum.
+    """
+    out: Tensor = _MaskedLogSum.apply(h, columns, shift, own, classes, y)  # type: ignore[no-untyped-call]
+    return out
+
+
+class _MaskedLogSum(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, *inputs: Tensor) -> Tensor:
+        h, columns, shift, own, classes, y = inputs
+        scores = h @ columns.mT
+        ctx.product_dtype = scores.dtype
+        log_sum: Tensor
+        if scores.device.type == "cpu" and scores.dtype == own.dtype == torch.float32:
+            log_sum = softmax_in_place(scores, shift, own, classes, y)
+            ratios = scores
+        else:
+            ratios, log_sum = _softmax(scores.to(own.dtype), shift, own, classes, y)
+        ctx.save_for_backward(*inputs, ratios, log_sum)
+        return log_sum
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        (grad,), saved = grads, ctx.saved_tensors
+        h, columns, shift, own, classes, y, ratios, log_sum = saved
+        if torch.is_grad_enabled():  # a gradient of this gradient will be wanted
+            tables = (h, columns, shift, own)
+            wanted = [x for x, is_wanted in zip(tables, ctx.needs_input_grad, strict=False) if is_wanted]
+            found = iter(torch.autograd.grad(_compose(*tables, classes, y), wanted, grad, create_graph=True))
+            return (*(next(found) if is_wanted else None for is_wanted in ctx.needs_input_grad),)
+        dtype, by_row = ctx.product_dtype, grad.unsqueeze(1)
+        products = ratios.to(dtype)
+        grad_h = (products @ columns.to(dtype)).to(h.dtype) * by_row.to(h.dtype)
+        grad_columns = (products.mT @ (h * by_row).to(dtype)).to(columns.dtype)
+        return grad_h, grad_columns, ratios.mT @ grad, (own - log_sum).exp() * grad, None, None
+
+
+def _compose(h: Tensor, columns: Tensor, shift: Tensor, own: Tensor, classes: Tensor, y: Tensor) -> Tensor:
+    scores = (h @ columns.mT).to(own.dtype) + shift
+    scores = scores.masked_fill(classes == y.unsqueeze(1), -math.inf)
+    return torch.logsumexp(torch.cat([own.unsqueeze(1), scores], dim=1), dim=1)
+
+
+def _softmax(scores: Tensor, shift: Tensor, own: Tensor, classes: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    scores = (scores + shift).masked_fill_(classes == y.unsqueeze(1), -math.inf)
+    log_sum = torch.logaddexp(torch.logsumexp(scores, dim=1), own)
+    least = torch.finfo(log_sum.dtype).min  # where a row has no summand at all
+    return scores.sub_(log_sum.clamp(min=least).unsqueeze(1)).exp_(), log_sum
+
+
+@torch.library.custom_op("extremax::softmax_in_place", mutates_args=("scores",))
+def softmax_in_place(scores: Tensor, shift: Tensor, own: Tensor, classes: Tensor, y: Tensor) -> Tensor:
+    """Overwrite scores (n, K) by their ratios to the sum; return its logarithm (n,)."""
+    log_sum = torch.empty_like(own)
+    arrays = [x.detach().contiguous().numpy() for x in (shift, own, classes, y)]
+    table, out, blocks = scores.detach().numpy(), log_sum.numpy(), split(len(own), _ROW_BLOCK)
+    kernel: Any = _softmax_rows
+    run(lambda i: kernel(table, *arrays, out, *blocks[i]), len(blocks), torch.get_num_threads())
+    return log_sum
+
+
+@softmax_in_place.register_fake
+def _(scores: Tensor, shift: Tensor, own: Tensor, classes: Tensor, y: Tensor) -> Tensor:
+    return torch.empty_like(own)
+
+
+@njit
+def _softmax_rows(scores, shift, own, classes, y, log_sum, start, stop):  # type: ignore[no-untyped-def]  # noqa: PLR0913
+    """Do what `softmax_in_place` does, for rows [start, stop)."""
+    width = scores.shape[1]
+    for i in range(start, stop):
+        row, target, top = scores[i], y[i], own[i]
+        for j in range(width):
+            s = row[j] + shift[j]
+            s = np.float32(-np.inf) if classes[j] == target else s
+            row[j] = s
+            top = max(top, s)
+        if top == -np.inf:
+            for j in range(width):
+                row[j] = np.float32(0.0)
+            log_sum[i] = top
+            continue
+        total = exp32(own[i] - top)
+        for j in range(width):
+            e = exp32(row[j] - top)
+            row[j] = e
+            total += e
+        log_sum[i] = np.float32(np.log(np.float64(total))) + top
+        factor = np.float32(1.0) / total
+        for j in range(width):
+            row[j] *= factor

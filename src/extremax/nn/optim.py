@@ -1,0 +1,313 @@
+"""RowAdagrad: Adagrad with one sum per row, on gradients that are whitened by their second moments.
+
+With the gradient g_j of row j of a table, mean(.) over its columns, and u^2 the usual mean(g'_j^2) of a row
+that is somebody's target,
+
+    M   = running sum of g_j^T g_j over rows and steps,        g'_j = s g_j (M + ridge)^(-1/2),
+    q_j = sum over the steps of mean(g'_j^2),                  w_j <- w_j - lr g'_j / sqrt(q_j + u^2 / 10).
+
+The gradient of a class is a sum of hidden states, so that M is their second moment, weighted by how badly the
+rows are predicted. Hidden states of a young encoder have most of their length in a few directions that all
+rows share; without M, a step would mostly move the score of a class for all rows alike. The summand u^2 / 10
+keeps the first step of a class that was merely drawn below that of a target.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+_MEMORY = 0.99  # weight of the earlier steps, per step
+_RIDGE = 1e-3  # of the mean eigenvalue, added to each
+_BLOCK = 256  # columns that are whitened together, at most
+_EVERY_STEP, _EVERY = 16, 16  # steps: at first a new root in each, then in every sixteenth
+_ITERATIONS = 22  # of the root: enough for a ridge of 1e-3 and 256 columns
+_FIRST_SUM = 0.1  # of the sums of a row, in units of u^2
+_TINY = torch.finfo(torch.float32).tiny
+_SCORE_RATE = 10.0  # of make_optimizer: what the first step of a target adds to its score
+
+
+class _RowState(torch.optim.Optimizer):
+    """An optimizer whose state keeps its own types, and is whole where a process has some of the rows."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state; sums of sharded tables are DTensors, which checkpoints split anew."""
+        state = super().state_dict()
+        for number, p in enumerate(self._params()):
+            shard, known = getattr(p, "shard", None), state["state"].get(number)
+            if shard is not None and known is not None:
+                whole = {name: shard.share(value) for name, value in known.items() if _by_row(value, p)}
+                state["state"][number] = {**known, **whole}
+        return state
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load a state, of any number of processes."""
+        names = [name for group in state_dict["param_groups"] for name in group["params"]]
+        params = dict(zip(names, self._params(), strict=False))  # torch compares their numbers
+        taken = dict(state_dict["state"])
+        for name, p in params.items():
+            shard = getattr(p, "shard", None)
+            if shard is not None and name in taken:
+                taken[name] = {key: shard.take(value) for key, value in taken[name].items()}
+        super().load_state_dict({**state_dict, "state": taken})
+        # torch gives all of a state the type of its parameter, which sums and moments must not have.
+        for name, known in taken.items():
+            p = params[name]
+            for key, value in known.items():
+                if isinstance(value, Tensor) and value.is_floating_point():
+                    self.state[p][key] = value.to(p.device, copy=True)
+
+    def _params(self) -> list[Tensor]:
+        return [p for group in self.param_groups for p in group["params"]]
+
+
+def _by_row(value: Any, p: Tensor) -> bool:
+    return isinstance(value, Tensor) and value.ndim > 0 and len(value) == len(p)
+
+
+class RowAdagrad(_RowState):
+    """Adagrad with one sum per row for tables with sparse gradients, such as those of output layers.
+
+    Rows without a gradient do not move. The scale of the loss does not matter, unless it changes.
+
+    Parameters
+    ----------
+    params
+        Parameters, or groups of them: matrices (n_rows, n_columns) and vectors (n_rows,).
+    lr : float
+        Length of the first step of a target along a column. With hidden states of unit mean square, it adds
+        about ``lr * n_columns`` to the score of its row.
+    whiten : bool
+        Whether to whiten the gradients of matrices.
+
+    Examples
+    --------
+    >>> table = nn.Embedding(1000, 8, sparse=True)
+    >>> optimizer = RowAdagrad(table.parameters(), lr=0.1)
+    >>> before = table.weight.detach().clone()
+    >>> table(torch.tensor([3, 5])).square().sum().backward()
+    >>> optimizer.step()
+    >>> (table.weight != before).any(dim=1).nonzero().flatten().tolist()
+    [3, 5]
+    """
+
+    def __init__(self, params: Any, lr: float | Tensor = 0.08, *, whiten: bool = True) -> None:
+        if lr < 0.0:
+            raise ValueError(f"lr is {lr}; it must not be negative.")
+        super().__init__(params, {"lr": lr, "whiten": whiten})
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        """Step the rows that have a gradient."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is not None:
+                    self._step(p, p.grad, group)
+        return loss
+
+    def _step(self, p: Tensor, grad: Tensor, group: dict[str, Any]) -> None:
+        state = self.state[p]
+        if not state:
+            _start(state, p, whiten=group["whiten"])
+        if len(state["sum"]) != len(p):  # the layer was resized
+            new = max(0, len(p) - len(state["sum"]))
+            state["sum"] = torch.nn.functional.pad(state["sum"][: len(p)], (0, new))
+        rows = None
+        if grad.is_sparse:
+            grad = grad.coalesce()
+            rows, grad = grad.indices()[0], grad.values()
+        g = grad.to(state["sum"].dtype).reshape(len(grad), -1)
+        g = torch.where(g.sum().isfinite(), g, 0.0)  # a loss that overflowed must not end up in the state
+        state["step"] += 1
+        shard = getattr(p, "shard", None)
+        add = _same if shard is None else shard.sum  # over the ranks that have the other rows
+        if "moments" in state:
+            g = _whiten(g, state, add)
+        squares = g.square().mean(dim=1)
+        square_sum, fourth_sum = add(torch.stack([squares.sum(), squares.square().sum()]))
+        unit = fourth_sum / square_sum.clamp(min=_TINY)
+        state["unit"].lerp_(unit, max(1.0 / state["step"], 1.0 - _MEMORY))
+        sums = squares + (state["sum"] if rows is None else state["sum"][rows])
+        g.mul_((sums + _FIRST_SUM * state["unit"]).clamp_(min=_TINY).rsqrt_().unsqueeze(1))
+        g = g.reshape(grad.shape).mul_(-group["lr"]).to(p.dtype)
+        if rows is None:
+            state["sum"].copy_(sums)
+            p.add_(g)
+        else:
+            state["sum"].index_copy_(0, rows, sums)
+            p.index_add_(0, rows, g)
+
+
+def _start(state: dict[str, Any], p: Tensor, *, whiten: bool) -> None:
+    dtype = torch.promote_types(p.dtype, torch.float32)
+    state["step"] = 0
+    state["sum"] = torch.zeros(len(p), dtype=dtype, device=p.device)
+    state["unit"] = torch.zeros((), dtype=dtype, device=p.device)
+    width = p[0].numel()
+    if whiten and p.ndim == 2 and width > 1:
+        block = max(k for k in range(1, min(width, _BLOCK) + 1) if width % k == 0)
+        shape = (width // block, block, block)
+        state["moments"] = torch.zeros(shape, dtype=dtype, device=p.device)
+        state["directions"] = torch.zeros(shape, dtype=dtype, device=p.device)
+        state["n_rows"] = torch.zeros((), dtype=dtype, device=p.device)
+
+
+def _same(x: Tensor) -> Tensor:
+    return x
+
+
+def _whiten(g: Tensor, state: dict[str, Any], add: Callable[[Tensor], Tensor]) -> Tensor:
+    """Add the gradients (n, d) of a step to the moments, and return them whitened, by blocks of columns."""
+    moments = state["moments"]
+    n_blocks, block, _ = moments.shape
+    parts = g.view(len(g), n_blocks, block).transpose(0, 1)
+    squares = g.square().sum(dim=1)
+    local = torch.cat([(parts.mT @ parts).flatten(), squares.sum()[None], squares.square().sum()[None]])
+    sums = add(local)
+    square_sum, fourth_sum = sums[-2], sums[-1]
+    moments.mul_(_MEMORY).add_(sums[:-2].view_as(moments))
+    # As many rows of one size would have the same two sums.
+    state["n_rows"].mul_(_MEMORY).add_(square_sum.square() / fourth_sum.clamp(min=_TINY))
+    if state["step"] <= _EVERY_STEP or state["step"] % _EVERY == 0:
+        state["directions"].copy_(_inverse_root(moments, state["n_rows"]))
+    return torch.bmm(parts, state["directions"]).transpose(0, 1).reshape(g.shape)
+
+
+def _inverse_root(moments: Tensor, n_rows: Tensor) -> Tensor:
+    """Return s (moments + ridge)^(-1/2), s such that the trace of each block stays the same.
+
+    The ridge is larger while there are few rows: directions that none of them has must not get long steps.
+    The root is found by the coupled iteration of Newton and Schulz, which takes products alone: an
+    eigendecomposition would make a GPU wait.
+    """
+    block = moments.shape[-1]
+    eye = torch.eye(block, dtype=moments.dtype, device=moments.device)
+    mean = moments.diagonal(dim1=-2, dim2=-1).mean(dim=-1).clamp(min=_TINY)[:, None, None]
+    a = moments / mean + (_RIDGE + block / n_rows.clamp(min=1.0)) * eye
+    norm = a.square().sum(dim=(-2, -1), keepdim=True).sqrt()
+    y, z = a / norm, eye.expand_as(a)
+    for _ in range(_ITERATIONS):
+        t = 1.5 * eye - 0.5 * (z @ y)
+        y, z = y @ t, t @ z
+    # The trace of z moments z.
+    kept = (z @ (moments / mean) * z.mT).sum(dim=(-2, -1), keepdim=True) / block
+    return z * kept.clamp(min=_TINY).rsqrt()
+
+
+class Combined(_RowState):
+    """Several optimizers as one: their groups are its groups, and their state is its state."""
+
+    def __init__(self, parts: Sequence[torch.optim.Optimizer]) -> None:
+        self.parts = list(parts)
+        super().__init__([group for part in parts for group in part.param_groups], {})
+        self._share()
+
+    def _share(self) -> None:
+        groups = iter(self.param_groups)
+        for part in self.parts:
+            part.param_groups, part.state = [next(groups) for _ in part.param_groups], self.state
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "parts": self.parts}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._share()
+
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        """Step all parts."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for part in self.parts:
+            part.step()
+        return loss
+
+
+def make_optimizer(
+    model: nn.Module,
+    lr: float = 1e-3,
+    *,
+    row_lr: float | None = None,
+    dense: Callable[..., torch.optim.Optimizer] = torch.optim.AdamW,
+    **options: Any,
+) -> torch.optim.Optimizer:
+    """Create one optimizer for a model with output layers of extremax.
+
+    Output layers, and embeddings tied to them, get sparse gradients and `RowAdagrad`; other embeddings with
+    ``sparse=True`` get ``torch.optim.SparseAdam``, and all else `dense`. Schedulers, ``state_dict`` and
+    ``zero_grad`` see one optimizer with up to three groups.
+
+    Parameters
+    ----------
+    model : Module
+        The whole model. Parameters that need no gradient are left out.
+    lr : float
+        Learning rate of the other parameters.
+    row_lr : float, optional
+        Learning rate of `RowAdagrad`: 10 / in_features unless given.
+    dense
+        Optimizer class of the other parameters.
+    **options
+        For `dense`, such as ``weight_decay``.
+    """
+    from extremax.nn.layer import ExtremeSoftmax
+
+    heads = [m for m in model.modules() if isinstance(m, ExtremeSoftmax)]
+    if not heads:
+        raise ValueError("model has no ExtremeSoftmax layer: use an optimizer of torch.optim.")
+    tables = [m for m in model.modules() if isinstance(m, nn.Embedding | nn.EmbeddingBag)]
+    by_row = {id(p) for head in heads for p in head.parameters(recurse=False)}
+    for module in (*heads, *(m for m in tables if id(m.weight) in by_row)):
+        module.sparse = True
+    sparse = {id(m.weight) for m in tables if m.sparse} - by_row
+    kinds: dict[str, list[Tensor]] = {"rows": [], "sparse": [], "dense": []}
+    for p in model.parameters():
+        if p.requires_grad:
+            kinds["rows" if id(p) in by_row else "sparse" if id(p) in sparse else "dense"].append(p)
+    parts: list[torch.optim.Optimizer] = []
+    if kinds["dense"]:
+        parts.append(dense(kinds["dense"], lr=lr, **options))
+    if kinds["sparse"]:
+        parts.append(torch.optim.SparseAdam(kinds["sparse"], lr=lr))
+    if kinds["rows"]:
+        parts.append(RowAdagrad(kinds["rows"], lr=row_lr or _SCORE_RATE / heads[0].in_features))
+    return Combined(parts)
+
+
+@torch.no_grad()
+def clip_grad_norm_(parameters: Iterable[Tensor] | Tensor, max_norm: float) -> Tensor:
+    """Scale gradients, sparse ones and those of sharded layers too, to a norm of at most `max_norm`.
+
+    Returns the norm before. ``torch.nn.utils.clip_grad_norm_`` does not take sparse gradients.
+    """
+    params = [parameters] if isinstance(parameters, Tensor) else list(parameters)
+    params = [p for p in params if p.grad is not None]
+    if not params:
+        return torch.zeros(())
+    total = torch.zeros((), device=params[0].device)
+    for p in params:
+        grad: Any = p.grad
+        if grad.is_sparse:
+            p.grad = grad = grad.coalesce()
+        square = _values(grad).float().square().sum()
+        square = square.full_tensor() if hasattr(square, "full_tensor") else square  # of fully_shard
+        shard = getattr(p, "shard", None)
+        total += (square if shard is None else shard.sum(square)).to(total.device)
+    norm = total.sqrt()
+    scale = (max_norm / (norm + 1e-6)).clamp(max=1.0)
+    for p in params:
+        _values(p.grad).mul_(scale.to(p.device))
+    return norm
+
+
+def _values(grad: Any) -> Any:
+    return grad._values() if grad.is_sparse else grad
