@@ -439,24 +439,22 @@ class SparseTrainer(TrainerBase):
         """Fit weights that stand alone; a second round adds what the first takes rows for."""
         n_classes = tables.sums.matrix.shape[0]
         linear = plausible.linear_rows(training, job)
-        if self._n_slots(self._problem(linear, n_classes)) == 0:
+        n_slots = self._n_slots(self._problem(linear, n_classes))
+        if n_slots == 0:
             return
         if tables.found is None and tables.linear is not None:
             tables.found = self._search_again(tables, training, n_rounds, job)
-        found = self._search(tables, training, _half(job, 0))
+        found = self._search(tables, training, n_slots, _half(job, 0))
         tables.linear = Linear(*plausible.fit_linear(linear, found, n_classes, _half(job, 1)))
         tables.found, tables.mix, tables.weights = found, dict(self._default_mix), None
 
-    def _search(self, tables: SparseTables, training: TrainingRows, job: Job) -> Plausible:
+    def _search(self, tables: SparseTables, training: TrainingRows, n_slots: int, job: Job) -> Plausible:
         """Find the plausible classes of a round, beside those of the rounds before."""
-        n_classes, before = tables.sums.matrix.shape[0], tables.found
-        linear, weights = plausible.linear_rows(training, job), self._start_weights(tables)
-        n_slots = self._n_slots(self._problem(linear, n_classes))
+        before = tables.found
         if before is None or tables.linear is None:
-            return plausible.find_plausible(
-                training, weights, n_slots, job, needs_rest=self._is_similar(tables)
-            )
-        if n_slots == n_classes - 1:
+            weights, needs_rest = self._start_weights(tables), self._is_similar(tables)
+            return plausible.find_plausible(training, weights, n_slots, job, needs_rest=needs_rest)
+        if n_slots == tables.sums.matrix.shape[0] - 1:
             return before  # all classes
         learnt = SparseWeights.from_matrix(tables.linear.matrix, tables.linear.biases)
         return before.joined(plausible.find_plausible(training, learnt, n_slots, job))
@@ -467,12 +465,8 @@ class SparseTrainer(TrainerBase):
         """Find the plausible classes of the rounds so far, which a model folder does not hold."""
         quiet = job._replace(check=lambda fraction: job.check(0.0))
         again = replace(tables, linear=None, found=None)
-        for number in range(n_rounds):
-            if number > 0 and again.found is not None:
-                linear = plausible.linear_rows(training, job)
-                fitted = plausible.fit_linear(linear, again.found, tables.sums.matrix.shape[0], quiet)
-                again.linear = Linear(*fitted)
-            again.found = self._search(again, training, quiet)
+        for _ in range(n_rounds):
+            self._fit_linear(again, training, 0, quiet)
         return again.found
 
     def _correct_stream(self, tables: SparseTables, training: TrainingRows, job: Job) -> None:
