@@ -24,6 +24,7 @@ SOLVERS = (
     "auto",
     "negative_sampling",
     "nce",
+    "nce_from_zero",
     "sampled_softmax",
     "one_vs_each",
     "augment_reduce",
@@ -40,9 +41,9 @@ EXPECTED_FAILURES = {
     "check_sample_weight_equivalence_on_dense_data": REPEATED_ROWS,
     "check_sample_weight_equivalence_on_sparse_data": REPEATED_ROWS,
 }
-# The first four differ from negative_sampling in the loss of a row: nothing that a check could see.  The last
+# The first five differ from negative_sampling in the loss of a row: nothing that a check could see.  The last
 # one is what the default chooses for so few classes.
-SIMILAR = ("nce", "sampled_softmax", "one_vs_each", "augment_reduce", "minibatch_softmax")
+SIMILAR = ("nce", "nce_from_zero", "sampled_softmax", "one_vs_each", "augment_reduce", "minibatch_softmax")
 
 
 def classifiers(names: Iterable[str]) -> list[ExtremeClassifier]:

@@ -55,7 +55,8 @@ def write_trained(case: Case, target: Path) -> None:
     with tempfile.TemporaryDirectory() as folder:
         values = expected_of(observe(case.run(data), data, Path(folder, "model"), case.questions))
         if case.go_on is not None:
-            later = observe(case.run_on(case.load(target / "model"), data), data, Path(folder, "later"))
+            model = target / "model" if case.saved else Path(folder, "model")
+            later = observe(case.run_on(case.load(model), data), data, Path(folder, "later"))
             values |= {f"later_{name}": value for name, value in expected_of(later).items()}
     np.savez_compressed(target / "trained.npz", **values)
 

@@ -48,6 +48,7 @@ from extremax.types import Float32, Int64
 
 # Weights of the experts of a stream, which are never chosen: its linear weights correct the start.
 _SUM = {name: float(name in ("start", "linear")) for name in EXPERTS}
+_MOST_SEARCHES = 4  # rounds that look for further plausible classes
 _SAMPLED_PAIRS = 10_000  # that tell how many entries the class sums have
 _ROUNDING = 1e-6  # by which sums in another order may differ, at most
 _NUMBERS = ("log_weights", "cosine_weights", "bias_weights", "edges", "groups")
@@ -299,7 +300,7 @@ class SparseTrainer(TrainerBase):
         own = min(int(_share_distinct(data) * pair_entries), n_classes * problem.n_features)
         start_pairs = min(numbers.sample_pairs, n_pairs)
         start_classes = min(1 + numbers.best_candidates + numbers.drawn_candidates, n_classes)
-        n_slots = self.config.n_epochs * self._n_slots(replace(problem, n_entries=1))
+        n_slots = min(self.config.n_epochs, _MOST_SEARCHES) * self._n_slots(replace(problem, n_entries=1))
         need = 12 * max(entries, pair_entries) + 30 * own + 40 * n_classes + 24 * problem.n_features
         need += 208 * (1 + len(self.config.layout.groups)) * start_pairs * start_classes
         if problem.n_entries is None:
@@ -454,8 +455,8 @@ class SparseTrainer(TrainerBase):
         if before is None or tables.linear is None:
             weights, needs_rest = self._start_weights(tables), self._is_similar(tables)
             return plausible.find_plausible(training, weights, n_slots, job, needs_rest=needs_rest)
-        if n_slots == tables.sums.matrix.shape[0] - 1:
-            return before  # all classes
+        if n_slots == tables.sums.matrix.shape[0] - 1 or before.classes.shape[1] >= _MOST_SEARCHES * n_slots:
+            return before  # all classes, or all that matter
         learnt = SparseWeights.from_matrix(tables.linear.matrix, tables.linear.biases)
         return before.joined(plausible.find_plausible(training, learnt, n_slots, job))
 
