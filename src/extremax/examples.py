@@ -135,6 +135,11 @@ class Examples:
         return 0 if self.row_index is None else int((self.labels_per_row == 0).sum())
 
     @cached_property
+    def has_several_labels(self) -> bool:
+        """Whether rows with a label have several of them more than now and then."""
+        return self.label_edges is not None and self.n_pairs > 1.05 * int((self.labels_per_row > 0).sum())
+
+    @cached_property
     def label_edges(self) -> Int64 | None:
         """Where the pairs of each row begin and end; None if no row has several."""
         index = self.row_index

@@ -364,7 +364,8 @@ def problem_size(data: Examples, n_classes: int) -> ProblemSize:
     """Return the shape of a training problem."""
     X: Any = data.X
     n_entries = int(X.nnz) if sparse.issparse(X) else None
-    return ProblemSize(data.n_rows, data.n_pairs, int(X.shape[1]), n_classes, n_entries)
+    several = data.has_several_labels
+    return ProblemSize(data.n_rows, data.n_pairs, int(X.shape[1]), n_classes, n_entries, several)
 
 
 # Ways to need less of what a caller holds.

@@ -21,6 +21,7 @@ class ProblemSize:
     n_features: int
     n_classes: int
     n_entries: int | None = None  # stored entries of sparse features; None for dense ones
+    several_labels: bool = False
 
 
 @dataclass(frozen=True)
@@ -189,14 +190,14 @@ class SparseConfig:
     prune: float = 0.03  # mean contribution below which a weight is left out of the search for them
     row_work: int = 40_000  # multiply-adds of that search for a mean row
 
-    # logistic regression of each class on the rows it is plausible for
+    # linear weights of each class, from the rows it is plausible for
     n_epochs: int = 1
     n_epochs_several: int = 2  # of several labels: the second adds the classes that the first takes rows for
     regularization: float = 0.1
     regularization_margin: float = 1.0  # of the squared hinge, where rows have several labels
     margin_scale: float = 6.0  # nats for a margin of one
     regularization_more: float = 1.0  # ... where new rows correct a model
-    max_bias: float = 9.0  # the bias is one more than the log of the number of classes, below zero; at most
+    max_bias: float = 9.0  # the bias is the log-odds of the class, less one: at most so far below zero
     bias_feature: float = 1.0  # constant feature of classes that are compared with all rows
     passes: int = 12
     tolerance: float = 0.05  # change of a dual variable

@@ -191,6 +191,30 @@ def test_bias_is_learnt_where_every_row_is_compared_with_every_class(bias_featur
     assert not fit(data, found, offsets=offsets)[1].any()  # a correction has none
 
 
+def test_bias_is_fixed_where_rounds_only_have_as_many_slots_as_classes():
+    """Two rounds of two classes each, and five classes: still not every row is compared with every class."""
+    data = make_rows(several=True)
+    found = make_found(data)
+    padded = found._replace(classes=np.hstack([found.classes, np.full((N_ROWS, 2), -1, np.int32)]))
+    assert padded.classes.shape[1] == N_CLASSES - 1
+    assert (fit(data, padded, bias_feature=1.0)[1] == -1.0).all()
+
+
+def test_one_row_of_two_labels_leaves_the_loss_as_it_is():
+    data = make_rows()
+    found = make_found(data)
+    other = (data.y[0] + 1) % N_CLASSES
+    y = np.insert(data.y, 0, min(data.y[0], other))
+    y[1] = max(data.y[0], other)
+    two = Examples(data.X, y, np.insert(np.arange(N_ROWS), 0, 0))
+    free = found._replace(
+        classes=np.where(np.isin(found.classes, y[:2]) & (np.arange(N_ROWS)[:, None] == 0), -1, found.classes)
+    )
+    assert not two.has_several_labels
+    assert fit(two, free)[1].max() < -1.5  # log-odds
+    assert (fit(make_rows(several=True), found)[1] == -1.0).all()
+
+
 def test_margins_are_scaled_to_nats():
     data = make_rows(several=True)
     found = make_found(data)

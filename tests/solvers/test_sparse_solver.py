@@ -19,6 +19,7 @@ from extremax.runtime.context import Context
 from extremax.solvers.base import Split
 from extremax.solvers.config import resolve
 from extremax.solvers.loop import Watcher
+from extremax.solvers.sparse import plausible, solver
 from extremax.solvers.sparse.start import ClassSums, make_start
 from extremax.storage.folder import load_folder, save_folder
 from extremax.storage.models import KIND
@@ -891,3 +892,36 @@ def test_class_sums_are_a_product_with_the_indicator_matrix(weighted, n_threads)
     assert sums.matrix.has_sorted_indices
     mass = np.maximum(expected, 0.0).sum(axis=0)
     np.testing.assert_allclose(sums.arrays.feature_mass, mass, atol=1e-3)
+
+
+@pytest.mark.reference
+def test_entries_of_class_sums_are_estimated_upwards_beside_a_giant_class():
+    rng, n_classes, n_rows = np.random.default_rng(1), 4000, 20_000
+    giant = int(np.random.default_rng(0).permutation(n_classes)[0])  # the first that the estimate draws
+    y = np.where(rng.random(n_rows) < 0.4, giant, rng.integers(n_classes, size=n_rows)).astype(np.int32)
+    y[-1] = n_classes - 1
+    columns = rng.integers(300, size=(n_rows, 5))
+    X = sparse.csr_matrix(
+        (np.ones(5 * n_rows, np.float32), columns.ravel(), 5 * np.arange(n_rows + 1)), shape=(n_rows, 300)
+    )
+    X.sum_duplicates()
+    keys = np.repeat(y.astype(np.int64), np.diff(X.indptr)) * 300 + X.indices
+    truth = len(np.unique(keys)) / len(keys)
+    found = solver._share_distinct(Examples(X, y))
+    assert truth <= found <= min(1.0, 2.0 * truth)
+    assert solver._share_distinct(Examples(X[:100], y[:100])) == 1.0
+
+
+def test_no_second_fit_where_every_class_is_listed(monkeypatch):
+    calls = []
+    fit_linear = plausible.fit_linear
+    monkeypatch.setattr(
+        plausible, "fit_linear", lambda *args, **options: calls.append(1) or fit_linear(*args, **options)
+    )
+    rng = np.random.default_rng(0)
+    Y = (rng.random((300, 12)) < 0.25).astype(int)
+    Y[:, 0] |= Y.sum(axis=1) == 0
+    X = sparse.csr_matrix(rng.random((300, 1500)) * (rng.random((300, 1500)) < 0.02))
+    clf = ExtremeClassifier("sparse_softmax", random_state=0, n_jobs=1).fit(X, Y)
+    assert clf.choices_["n_epochs"] == 2
+    assert len(calls) <= 2  # and one on all rows

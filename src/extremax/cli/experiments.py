@@ -160,7 +160,12 @@ def reproduce(  # noqa: PLR0913 (the parameters are the options)
         "on_point": _show_point,
     }
     if data == "lemmas":
-        reproduce_lemmas(folder, **options)
+        found = reproduce_lemmas(folder, **options)
+        if as_json:
+            terminal.show_json(
+                {size: {k: v.as_dict() for k, v in r.outcomes.items()} for size, r in found.items()}
+            )
+            return
         terminal.write((folder / "by-classes.md").read_text())
         return
     result = reproduce_paper(data, folder, **options)

@@ -3,8 +3,8 @@
 XMC files begin with a line ``rows features labels``; labels and indices count from 0. libsvm files have no
 such line; labels are any integers, and indices count from 0 or 1.
 
-`sklearn.datasets.load_svmlight_file` is as fast, but sorts the labels of a row, drops rows without features,
-and does not say where a bad line is.
+`sklearn.datasets.load_svmlight_file` is twice as fast, but sorts the labels of a row, drops rows without
+features, and does not say where a bad line is.
 """
 
 from __future__ import annotations

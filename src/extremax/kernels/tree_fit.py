@@ -680,7 +680,9 @@ def _fit_node(data, nodes, settings, scratch, number, level, labels, total, alte
     k, m = data.points.shape[1], labels.shape[0]
     theta, right = scratch.vectors[_THETA], scratch.vectors[_RIGHT]
     splits = alternate and (m > 2 or settings.patient)
-    several = splits and settings.n_starts > 1 and total > settings.several_starts_points
+    # the inner products of few points take the place of the covariance that several starts are drawn from
+    enough = min(settings.start_points, settings.max_points) >= min(k, PASS)
+    several = splits and settings.n_starts > 1 and total > settings.several_starts_points and enough
     for c in range(k + 1):
         theta[c] = 0.0
         if not alternate:

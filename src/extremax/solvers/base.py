@@ -293,7 +293,7 @@ def tree_memory(problem: ProblemSize, n_components: int, n_threads: int) -> int:
     n_pairs, k = problem.n_pairs, min(n_components, problem.n_features)
     leaves = 1 << max(problem.n_classes - 1, 0).bit_length()
     copies = 3 if n_pairs <= problem.n_rows else 4  # to train on, sorted, in blocks, repeated by pair
-    rows = 4 * (problem.n_rows + copies * n_pairs) * k + 24 * problem.n_classes * (k + 4)
+    rows = 4 * (problem.n_rows + copies * n_pairs) * k + 24 * leaves * (k + 4)
     shape, is_sparse = (problem.n_rows, problem.n_features), problem.n_entries is not None
     return leaves * 12 * (k + 3) + rows + fit_bytes(shape, n_components, n_threads, is_sparse=is_sparse)
 

@@ -164,8 +164,7 @@ class SparseSoftmax(ExactSteps):
         """Take all features, also pairs of sparse and dense features."""
 
     def default_epochs(self, problem: ProblemSize, numbers: Defaults, *, streaming: bool = False) -> int:
-        several = problem.n_pairs > problem.n_rows
-        return numbers.sparse.n_epochs_several if several else numbers.sparse.n_epochs
+        return numbers.sparse.n_epochs_several if problem.several_labels else numbers.sparse.n_epochs
 
     def make_trainer(self, config: FitConfig, context: Context) -> Trainer:
         from extremax.solvers.sparse.solver import SparseTrainer

@@ -354,6 +354,9 @@ def reproduce_lemmas(
 
     The folder `out` holds one folder per number, ``by-classes.md`` and ``by-classes.png``.
     """
+    chosen = options.get("methods") or (PROPOSED,)
+    if PROPOSED not in chosen:
+        raise ValueError(f"methods must contain {PROPOSED!r}, which the others are compared with; add it.")
     folder = Path(out)
     found = {size: reproduce(f"lemmas-{size}", folder / str(size), **options) for size in sizes}
     names = [name for name in BASELINES if all(name in result.outcomes for result in found.values())]

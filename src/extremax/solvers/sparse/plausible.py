@@ -1,4 +1,4 @@
-"""Plausible classes of each row, and logistic regression of each class on the rows it is plausible for.
+"""Plausible classes of each row, and linear weights of each class from the rows it is plausible for.
 
 The start proposes the classes (`extremax.kernels.sparse_start.propose`), so that the cost follows the rows,
 not rows times classes.  The solver stands in `extremax.kernels.plausible`.
@@ -95,7 +95,7 @@ class Plausible(NamedTuple):
     def joined(self, other: Plausible) -> Plausible:
         """Return these with the classes of another search that are not among them."""
         classes = other.classes.copy()
-        for first, last in split(len(classes), _LINES_AT_ONCE):
+        for first, last in split(len(classes), _LINES_AT_ONCE // 8):
             known = (classes[first:last, :, None] == self.classes[first:last, None, :]).any(axis=2)
             classes[first:last][known] = -1
         scores = np.hstack([self.scores, other.scores])
@@ -296,10 +296,12 @@ def fit_linear(
     own, others = offsets or (np.empty(0, np.float32), np.empty((0, 0), np.float32))
     row_weights = np.zeros(len(rows.indptr) - 1, np.float32)
     np.maximum.at(row_weights, data.rows, data.pair_weight)
-    biases, has_margin = np.zeros(n_classes, np.float32), False
-    is_whole = n_slots == n_classes - 1  # every row is compared with every class
-    if offsets is None and data.label_edges is not None:
-        has_margin, regularization = True, config.regularization_margin
+    biases, has_margin = np.zeros(n_classes, np.float32), offsets is None and data.has_several_labels
+    listed = int((found.classes >= 0).sum()) + data.n_pairs
+    is_whole = listed >= n_classes * int((data.labels_per_row > 0).sum())  # every row, and every class
+    if regularization is None:
+        regularization = config.regularization_margin if has_margin else config.regularization
+    if has_margin:
         biases[:] = -1.0
     elif offsets is None:  # the log-odds of a class before anything is known of a row, and one less
         counts = data.class_counts(n_classes, weighted=True)
@@ -311,7 +313,7 @@ def fit_linear(
         row_weights, own, others, mean,
     )  # fmt: skip
     options = Options(
-        config.regularization if regularization is None else regularization,
+        regularization,
         config.bias_feature if is_whole and offsets is None else 0.0, config.passes, config.tolerance,
         config.prune_linear, job.seed % 2**31, has_margin,
     )  # fmt: skip

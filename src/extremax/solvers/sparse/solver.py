@@ -49,7 +49,7 @@ from extremax.types import Float32, Int64
 # Weights of the experts of a stream, which are never chosen: its linear weights correct the start.
 _SUM = {name: float(name in ("start", "linear")) for name in EXPERTS}
 _MOST_SEARCHES = 4  # rounds that look for further plausible classes
-_SAMPLED_PAIRS = 10_000  # that tell how many entries the class sums have
+_SAMPLED_PAIRS, _CLASS_PAIRS = 10_000, 100  # in all and of a class: they tell how many entries sums have
 _ROUNDING = 1e-6  # by which sums in another order may differ, at most
 _NUMBERS = ("log_weights", "cosine_weights", "bias_weights", "edges", "groups")
 
@@ -446,6 +446,8 @@ class SparseTrainer(TrainerBase):
         if tables.found is None and tables.linear is not None:
             tables.found = self._search_again(tables, training, n_rounds, job)
         found = self._search(tables, training, n_slots, _half(job, 0))
+        if found is tables.found:
+            return  # nothing new to learn from
         tables.linear = Linear(*plausible.fit_linear(linear, found, n_classes, _half(job, 1)))
         tables.found, tables.mix, tables.weights = found, dict(self._default_mix), None
 
@@ -661,11 +663,10 @@ class SparseTrainer(TrainerBase):
         """Return the largest threshold of weights that costs next to nothing on held-out rows."""
         config, some = self.numbers, self.accept(held_out).sample_rows(self.numbers.prune_rows)
         thresholds = [config.prune_final * 2.0**step for step in range(config.max_prune_steps + 1)]
-        most = config.max_prune_loss if some.label_edges is None else config.max_prune_loss_several
+        most = config.max_prune_loss_several if held_out.has_several_labels else config.max_prune_loss
         best, loss = config.prune_final, 0.0
-        (before,) = compare([weights], some, config, self.context)
         for threshold in thresholds:
-            (after,) = compare([weights.pruned(mean, threshold)], some, config, self.context)
+            before, after = compare([weights, weights.pruned(mean, threshold)], some, config, self.context)
             if threshold > config.prune_final and before - after > most:
                 break
             best, loss = threshold, before - after
@@ -755,15 +756,19 @@ class SparseTrainer(TrainerBase):
 def _share_distinct(data: Examples | None) -> float:
     """Return about how many entries of the class sums there are for each entry of a pair, or a bound.
 
-    Rows of a class share words: random classes tell how many. One of ten is added for those not drawn.
+    Rows of a class share words: random classes tell how many, by a few rows each, so that a large class
+    counts as many smaller ones. One of ten is added for those not drawn.
     """
     if data is None or not sparse.issparse(data.X) or data.n_pairs < _SAMPLED_PAIRS:
         return 1.0
     n_classes = int(data.y.max()) + 1
     order = np.random.default_rng(0).permutation(n_classes)
-    ends = np.cumsum(data.class_counts(n_classes)[order])
-    drawn = order[: 1 + int(np.searchsorted(ends, _SAMPLED_PAIRS))]
+    counts = np.minimum(data.class_counts(n_classes), _CLASS_PAIRS)
+    drawn = order[: 1 + int(np.searchsorted(np.cumsum(counts[order]), _SAMPLED_PAIRS))]
     pairs = np.flatnonzero(np.isin(data.y, drawn))
+    pairs = pairs[np.argsort(data.y[pairs], kind="stable")]
+    y = data.y[pairs]
+    pairs = pairs[np.arange(len(y)) - np.searchsorted(y, y) < _CLASS_PAIRS]
     X: Any = data.X[data.rows[pairs]]
     keys = np.repeat(data.y[pairs].astype(np.int64), np.diff(X.indptr)) * X.shape[1] + X.indices
     return min(1.0, 1.1 * len(np.unique(keys)) / max(len(keys), 1))
