@@ -192,7 +192,9 @@ class SparseConfig:
 
     # linear weights of each class, from the rows it is plausible for
     n_epochs: int = 1
-    n_epochs_several: int = 2  # of several labels: the second adds the classes that the first takes rows for
+    # of several labels, and of columns that are not n-grams, where linear weights decide: the second round
+    # adds the classes that the first takes rows for
+    n_epochs_more: int = 2
     regularization: float = 0.1
     regularization_margin: float = 1.0  # of the squared hinge, where rows have several labels
     margin_scale: float = 6.0  # nats for a margin of one

@@ -108,7 +108,7 @@ def resolve(  # noqa: PLR0913 (what a fit depends on)
     found = chosen.resolved(problem, numbers)
     return FitConfig(
         found,
-        found.default_epochs(problem, numbers, streaming=streaming) if n_epochs is None else n_epochs,
+        found.default_epochs(problem, layout, numbers, streaming=streaming) if n_epochs is None else n_epochs,
         layout,
         max_model_bytes,
         numbers,

@@ -91,7 +91,9 @@ class Solver(BaseEstimator):
         """Return the solver with nothing left open."""
         return self
 
-    def default_epochs(self, problem: ProblemSize, numbers: Defaults, *, streaming: bool = False) -> int:
+    def default_epochs(
+        self, problem: ProblemSize, layout: FeatureLayout, numbers: Defaults, *, streaming: bool = False
+    ) -> int:
         """Return the epochs of a fit, for a solver with nothing left open."""
         raise NotImplementedError
 
@@ -140,7 +142,9 @@ class CandidateSoftmax(ExactSteps):
 
     name = "candidate_softmax"
 
-    def default_epochs(self, problem: ProblemSize, numbers: Defaults, *, streaming: bool = False) -> int:
+    def default_epochs(
+        self, problem: ProblemSize, layout: FeatureLayout, numbers: Defaults, *, streaming: bool = False
+    ) -> int:
         return numbers.candidates.n_epochs
 
     def make_trainer(self, config: FitConfig, context: Context) -> Trainer:
@@ -163,8 +167,11 @@ class SparseSoftmax(ExactSteps):
     def refuse(self, layout: FeatureLayout) -> None:
         """Take all features, also pairs of sparse and dense features."""
 
-    def default_epochs(self, problem: ProblemSize, numbers: Defaults, *, streaming: bool = False) -> int:
-        return numbers.sparse.n_epochs_several if problem.several_labels else numbers.sparse.n_epochs
+    def default_epochs(
+        self, problem: ProblemSize, layout: FeatureLayout, numbers: Defaults, *, streaming: bool = False
+    ) -> int:
+        one = streaming or (layout.is_text and not problem.several_labels)
+        return numbers.sparse.n_epochs if one else numbers.sparse.n_epochs_more
 
     def make_trainer(self, config: FitConfig, context: Context) -> Trainer:
         from extremax.solvers.sparse.solver import SparseTrainer
@@ -240,7 +247,9 @@ class MinibatchSoftmax(Solver):
             score_penalty=0.0,
         )
 
-    def default_epochs(self, problem: ProblemSize, numbers: Defaults, *, streaming: bool = False) -> int:
+    def default_epochs(
+        self, problem: ProblemSize, layout: FeatureLayout, numbers: Defaults, *, streaming: bool = False
+    ) -> int:
         batch, n_batches = numbers.batch, -(-problem.n_pairs // (self.batch_size or 1))
         return int(np.clip(-(-batch.min_steps // n_batches), batch.min_epochs, batch.max_epochs))
 
@@ -347,7 +356,9 @@ class NegativeSampling(Solver):
             score_penalty=rows.score_penalty,
         )
 
-    def default_epochs(self, problem: ProblemSize, numbers: Defaults, *, streaming: bool = False) -> int:
+    def default_epochs(
+        self, problem: ProblemSize, layout: FeatureLayout, numbers: Defaults, *, streaming: bool = False
+    ) -> int:
         return numbers.rows.n_epochs
 
     def header(self) -> dict[str, Any]:
