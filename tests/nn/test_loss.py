@@ -237,6 +237,17 @@ def test_gradient_penalties_have_second_derivatives():
     )
 
 
+@pytest.mark.identity
+def test_gradient_that_will_be_derived_again_is_the_gradient():
+    h, w, b, y = (x.requires_grad_() if x.is_floating_point() else x for x in problem(4, torch.float64))
+    draw = FrequencySampler(COUNTS, n_sampled=9)()
+    once, again = (
+        torch.autograd.grad(sampled_softmax_loss(h, w, b, y, lambda: draw), (h, w, b), create_graph=create)
+        for create in (False, True)
+    )
+    torch.testing.assert_close(again, once)
+
+
 def test_ignored_rows_alone_give_nan_as_in_torch():
     h, w, b, _ = problem(3)
     y = torch.full((3,), -100)
