@@ -71,6 +71,20 @@ def test_seed_and_generator_repeat_draws():
     assert torch.equal(own().classes, again().classes)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_counts_keep_their_type(dtype):
+    sampler = FrequencySampler(torch.full((N_CLASSES,), 100_003.0), n_sampled=7)  # float16 ends at 65,504
+    before = sampler.frequencies(torch.arange(N_CLASSES))
+    assert torch.equal(sampler.to(dtype).frequencies(torch.arange(N_CLASSES)), before)
+
+
+def test_samplers_are_created_on_any_default_device():
+    with torch.device("meta"):
+        sampler = FrequencySampler(COUNTS, n_sampled=7)
+    assert sampler().classes.device.type == "cpu"  # where the counts are not lost
+    assert torch.equal(sampler.order, FrequencySampler(COUNTS, n_sampled=7).order)
+
+
 @pytest.mark.error
 @pytest.mark.parametrize(
     ("make", "sentence"),
