@@ -145,7 +145,10 @@ class Progress:
 def main() -> None:
     torch.set_num_threads(1)
     if "RANK" in os.environ:
-        dist.init_process_group("gloo")
+        # After a restart, torchrun's store still has the addresses of the processes before.
+        store, rank, size = next(dist.rendezvous("env://"))
+        store = dist.PrefixStore(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"), store)
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=size)
     else:
         dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     rank, size = dist.get_rank(), dist.get_world_size()

@@ -98,3 +98,19 @@ def test_example_runs(path: Path, tmp_path: Path) -> None:
     assert "Warning" not in done.stderr
     if path.name in CHECKS:
         CHECKS[path.name](done.stdout)
+
+
+@pytest.mark.slow
+def test_sharded_example_goes_on_after_a_process_was_killed(tmp_path: Path) -> None:
+    more = {"PYTHONPATH": str(PROJECT / "src"), "EXTREMAX_DATA": str(tmp_path), "OMP_NUM_THREADS": "1"}
+    script = [str(PROJECT / "examples" / "sharded_head.py"), "--checkpoint", "state", "--every", "20"]
+    done = subprocess.run(
+        [sys.executable, *LAUNCHERS["sharded_head.py"], "--max-restarts=1", *script, "--die", "50"],
+        cwd=tmp_path,
+        env={**os.environ, **more},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "step 40, validation" in done.stdout
+    _check_sharded_head(done.stdout)

@@ -128,6 +128,50 @@ def test_resized_layer_goes_on(n_classes):
     assert layer.eval()(torch.randn(2, WIDTH), torch.tensor([0, n_classes - 1])).loss.isfinite()
 
 
+def test_resized_layer_forgets_gradients_of_the_old_size():
+    layer = ExtremeSoftmax(WIDTH, N_CLASSES)
+    layer(*rows()).loss.backward()
+    layer.resize(60)
+    layer(*rows()).loss.backward()
+    assert layer.weight.grad.shape == (60, WIDTH)
+
+
+@pytest.mark.error
+def test_refused_resize_leaves_the_layer_as_it_was():
+    layer = ExtremeSoftmax(WIDTH, N_CLASSES)
+    with pytest.raises(ValueError, match="sampler has 7 classes, and the layer 60"):
+        layer.resize(60, UniformSampler(7))
+    assert layer.out_features == layer.sampler.n_classes == N_CLASSES
+    layer(*rows()).loss.backward()
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.uint8])
+@pytest.mark.parametrize("training", [False, True])
+def test_targets_of_any_integer_type(dtype, training):
+    layer, (hidden, target) = make(n_sampled=N_CLASSES).train(training), rows()
+    torch.testing.assert_close(layer(hidden, target.to(dtype)), layer(hidden, target))
+
+
+@pytest.mark.parametrize("sampler", [None, FrequencySampler(torch.arange(1, N_CLASSES + 1), n_sampled=12)])
+def test_layer_from_the_meta_device(sampler):
+    """The parameters are empty and filled later; the sampler must be what it would have been."""
+    with torch.device("meta"):
+        layer = ExtremeSoftmax(WIDTH, N_CLASSES, sampler=sampler)
+    assert layer.weight.is_meta
+    layer.to_empty(device="cpu").load_state_dict(make().state_dict())
+    expected = UniformSampler(N_CLASSES) if sampler is None else sampler
+    assert torch.equal(
+        layer.sampler.inclusion_probabilities(), copy.deepcopy(expected).inclusion_probabilities()
+    )
+    assert layer(*rows()).loss.isfinite()
+
+
+@pytest.mark.error
+def test_counts_that_the_meta_device_lost_are_named():
+    with pytest.raises(RuntimeError, match="A sampler on the meta device has no counts"):
+        FrequencySampler(torch.ones(3), device="meta").to_empty(device="cpu")
+
+
 def test_dense_gradients_of_many_classes_warn_once():
     layer = ExtremeSoftmax(2, 20_001)
     hidden, target = torch.ones(1, 2), torch.tensor([0])

@@ -71,6 +71,20 @@ def test_seed_and_generator_repeat_draws():
     assert torch.equal(own().classes, again().classes)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_counts_keep_their_type(dtype):
+    sampler = FrequencySampler(torch.full((N_CLASSES,), 100_003.0), n_sampled=7)  # float16 ends at 65,504
+    before = sampler.frequencies(torch.arange(N_CLASSES))
+    assert torch.equal(sampler.to(dtype).frequencies(torch.arange(N_CLASSES)), before)
+
+
+def test_samplers_are_created_on_any_default_device():
+    with torch.device("meta"):
+        sampler = FrequencySampler(COUNTS, n_sampled=7)
+    assert sampler().classes.device.type == "cpu"  # where the counts are not lost
+    assert torch.equal(sampler.order, FrequencySampler(COUNTS, n_sampled=7).order)
+
+
 @pytest.mark.error
 @pytest.mark.parametrize(
     ("make", "sentence"),
@@ -235,6 +249,17 @@ def test_gradient_penalties_have_second_derivatives():
     torch.autograd.gradgradcheck(
         lambda *tables: sampled_softmax_loss(*tables, y, lambda: draw), (h, w, b), atol=1e-5
     )
+
+
+@pytest.mark.identity
+def test_gradient_that_will_be_derived_again_is_the_gradient():
+    h, w, b, y = (x.requires_grad_() if x.is_floating_point() else x for x in problem(4, torch.float64))
+    draw = FrequencySampler(COUNTS, n_sampled=9)()
+    once, again = (
+        torch.autograd.grad(sampled_softmax_loss(h, w, b, y, lambda: draw), (h, w, b), create_graph=create)
+        for create in (False, True)
+    )
+    torch.testing.assert_close(again, once)
 
 
 def test_ignored_rows_alone_give_nan_as_in_torch():

@@ -155,6 +155,25 @@ def test_gradients_that_are_not_finite_leave_no_trace():
     assert all(bool(x.isfinite().all()) for x in model.head.parameters())
 
 
+def test_zero_gradients_at_first_do_no_harm():
+    """A loss whose weight grows from 0, or a scale of the loss that is found by overflows."""
+    model = Model(sparse=True)
+    optimizer = RowAdagrad(model.head.parameters(), lr=0.1)
+    for factor in (*(0.0 for _ in range(20)), *(1.0 for _ in range(20))):
+        optimizer.zero_grad()
+        (factor * model(*rows())).backward()
+        optimizer.step()
+    assert all(float(p.detach().abs().max()) < 10.0 for p in model.head.parameters())
+
+
+def test_tables_without_a_row_in_a_step():
+    table = nn.Embedding(10, 4, sparse=True)
+    before = table.weight.detach().clone()
+    table(torch.empty(0, dtype=torch.long)).sum().backward()
+    RowAdagrad(table.parameters()).step()
+    assert torch.equal(table.weight, before)
+
+
 # -- the contract
 
 
@@ -293,6 +312,97 @@ def test_make_optimizer_finds_the_kinds_of_parameters():
     assert by_row.param_groups[0]["params"] == [model.head.weight, model.head.bias]
     assert by_row.param_groups[0]["lr"] == 10.0 / WIDTH
     train(model, optimizer)
+
+
+def test_rates_of_rows_follow_the_widths_of_their_layers():
+    model = nn.ModuleList([ExtremeSoftmax(4, 30), ExtremeSoftmax(100, 30)])
+    groups = make_optimizer(model).param_groups
+    assert [group["lr"] for group in groups] == [2.5, 0.1]
+    assert [p for group in groups for p in group["params"]] == list(model.parameters())
+    assert all(group["lr"] == 0.0 for group in make_optimizer(model, row_lr=0.0).param_groups)
+
+
+def test_groups_that_are_added_are_stepped():
+    model = Model()
+    model.words.requires_grad_(False)
+    optimizer = make_optimizer(model)
+    train(model, optimizer, 2)
+    model.words.requires_grad_(True)
+    before = model.words.weight.detach().clone()
+    optimizer.add_param_group({"params": model.words.parameters(), "lr": 0.1})
+    assert optimizer.param_groups[-1]["betas"] == (0.9, 0.999)
+    train(model, optimizer, 2)
+    assert float((model.words.weight.detach() - before).abs().max()) > 0.1
+    copied_model, copied = copy.deepcopy((model, optimizer))
+    copied.load_state_dict(optimizer.state_dict())
+    train(model, optimizer)
+    train(copied_model, copied)
+    torch.testing.assert_close(copied_model.state_dict(), model.state_dict(), rtol=0.0, atol=0.0)
+
+
+def test_loaded_steps_of_adam_stay_on_the_host():
+    """As in torch: else AdamW would read one number from the device for each parameter and step."""
+    model = Model()
+    optimizer = make_optimizer(model)
+    train(model, optimizer, 1)
+    other = copy.deepcopy(model).to("meta")
+    loaded = make_optimizer(other)
+    loaded.load_state_dict(optimizer.state_dict())
+    state = loaded.state[other.words.weight]
+    assert (state["step"].device.type, state["exp_avg"].device.type) == ("cpu", "meta")
+
+
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks")  # of torch's Adagrad
+@pytest.mark.parametrize(
+    ("kind", "sparse"),
+    [
+        (torch.optim.AdamW, False),
+        (torch.optim.RMSprop, False),
+        (torch.optim.SGD, True),
+        (torch.optim.Adagrad, True),
+        (torch.optim.SparseAdam, True),
+    ],
+)
+def test_optimizers_of_torch_train_the_layer(kind, sparse):
+    model = Model(sparse=sparse)
+    optimizer = kind(model.head.parameters(), lr=0.1)
+    first = model.eval()(*rows()).item()
+    train(model.train(), optimizer, 20)
+    assert model.eval()(*rows()).item() < first
+
+
+def test_accumulated_gradients_are_those_of_the_whole_batch():
+    models = [Model(n_sampled=N_CLASSES), Model(n_sampled=N_CLASSES)]
+    x, y = rows()
+    for model, n_parts in zip(models, (1, 4), strict=True):
+        optimizer = make_optimizer(model)
+        for part in zip(x.chunk(n_parts), y.chunk(n_parts), strict=True):
+            (model(*part) / n_parts).backward()
+        optimizer.step()
+    torch.testing.assert_close(models[0].state_dict(), models[1].state_dict(), rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda x: torch.optim.lr_scheduler.OneCycleLR(x, [0.1, 0.2], total_steps=10, cycle_momentum=False),
+        lambda x: torch.optim.lr_scheduler.CosineAnnealingLR(x, 10),
+        lambda x: torch.optim.lr_scheduler.LambdaLR(x, lambda step: 0.5**step),
+        lambda x: torch.optim.lr_scheduler.ReduceLROnPlateau(x, patience=0),
+    ],
+)
+def test_schedules_change_all_rates(make):
+    model = Model()
+    optimizer = make_optimizer(model)
+    schedule = make(optimizer)
+    plateau = [1.0] if isinstance(schedule, torch.optim.lr_scheduler.ReduceLROnPlateau) else []
+    before = [group["lr"] for group in optimizer.param_groups]
+    for _ in range(2):
+        train(model, optimizer, 1)
+        schedule.step(*plateau)
+    assert all(group["lr"] != rate for group, rate in zip(optimizer.param_groups, before, strict=True))
+    for part in optimizer.parts:
+        assert all(any(group is own for own in optimizer.param_groups) for group in part.param_groups)
 
 
 def test_grad_scaler_skips_steps_that_overflow():

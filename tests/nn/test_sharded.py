@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
 
 import extremax
 from extremax.nn import ExtremeSoftmax, ShardedExtremeSoftmax
@@ -47,6 +48,23 @@ def test_state_goes_into_an_extreme_softmax_and_back(one_process):
     torch.nn.init.normal_(plain.weight)
     layer.load_state_dict(plain.state_dict())
     assert torch.equal(plain.weight, layer.weight)
+
+
+def test_ddp_does_not_send_the_tables_of_samplers(one_process):
+    """It would in every forward pass: 16 bytes a class."""
+    model = torch.nn.Sequential(torch.nn.BatchNorm1d(4), ExtremeSoftmax(4, 10))
+    wrapped = DistributedDataParallel(model)
+    assert {id(x) for x in wrapped.modules_buffers} == {id(x) for x in model[0].buffers()}
+    assert {id(x) for x in wrapped._module_parameters} == {id(x) for x in model.parameters()}
+
+
+@pytest.mark.error
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("wrong", [-1, 10])
+def test_targets_that_no_rank_has_are_refused(one_process, wrong, training):
+    layer = ShardedExtremeSoftmax(4, 10).train(training)
+    with pytest.raises(IndexError, match=f"target {wrong} is neither a class, 0 to 9, nor ignored"):
+        layer(torch.zeros(3, 4), torch.tensor([0, -100, wrong]))
 
 
 @pytest.mark.error

@@ -86,7 +86,8 @@ def sampled_softmax_loss(  # noqa: PLR0913 (as in torch.nn.functional)
     sampler
         Called without arguments, returns the classes to compare with and the logarithms of their inclusion
         probabilities: `FrequencySampler`, `UniformSampler` or one of your own. With a `FrequencySampler`,
-        rows of a `target` of one dimension are taken for independent.
+        rows of a `target` of one dimension are taken for independent: flattened sequences would bias the
+        estimate.
     reduction : {"mean", "sum", "none"}
         As in ``F.cross_entropy``.
     label_smoothing : float
@@ -112,7 +113,7 @@ def sampled_softmax_loss(  # noqa: PLR0913 (as in torch.nn.functional)
     check_shapes(hidden, weight, target)
     if reduction not in ("mean", "sum", "none"):
         raise ValueError(f"reduction is {reduction!r}; use 'mean', 'sum' or 'none'.")
-    h, y = hidden.reshape(-1, hidden.shape[-1]), target.reshape(-1)
+    h, y = hidden.reshape(-1, hidden.shape[-1]), target.reshape(-1).long()
     kept = y != ignore_index
     y = torch.where(kept, y, 0)
     draw = sampler()

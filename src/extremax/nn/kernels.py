@@ -48,6 +48,8 @@ class _MaskedLogSum(torch.autograd.Function):
         (grad,), saved = grads, ctx.saved_tensors
         h, columns, shift, own, classes, y, ratios, log_sum = saved
         if torch.is_grad_enabled():  # a gradient of this gradient will be wanted
+            # Views, each a node of its own: else the gradient of h would hold that of own, which h leads to.
+            h, columns, shift, own = (x.view_as(x) for x in (h, columns, shift, own))
             tables = (h, columns, shift, own)
             wanted = [x for x, is_wanted in zip(tables, ctx.needs_input_grad, strict=False) if is_wanted]
             found = iter(torch.autograd.grad(_compose(*tables, classes, y), wanted, grad, create_graph=True))

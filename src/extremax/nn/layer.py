@@ -46,6 +46,8 @@ class ExtremeSoftmax(nn.Module):
     ``layer(hidden, target)`` returns a `SoftmaxOutput`: in training mode with the estimate of
     `sampled_softmax_loss`, in evaluation mode with the exact negative log-likelihood. ``layer(hidden)``
     returns the log-probabilities of all classes. The state dict has the names and shapes of ``nn.Linear``.
+    Give targets of sequences in two dimensions: those in one are taken for independent, and flattened
+    sequences would bias the estimate.
 
     Parameters
     ----------
@@ -102,22 +104,24 @@ class ExtremeSoftmax(nn.Module):
         if not 0.0 <= label_smoothing <= 1.0:
             raise ValueError(f"label_smoothing is {label_smoothing}; it must be between 0 and 1.")
         self.in_features, self.out_features = in_features, n_classes
-        self.sampler = UniformSampler(n_classes) if sampler is None else sampler
-        self._check_sampler()
-        self.sampler.to(device)
+        if sampler is not None:
+            self._check_sampler(sampler, n_classes)
         self.sparse, self.label_smoothing, self.ignore_index = sparse, label_smoothing, ignore_index
         self._warned = False
-        self.weight = nn.Parameter(torch.empty(n_classes, in_features, device=device, dtype=dtype))
+        self.weight = nn.Parameter(torch.empty(max(0, n_classes), in_features, device=device, dtype=dtype))
+        place = self.weight.device
+        self.sampler = UniformSampler(n_classes, device=place) if sampler is None else sampler
+        if place.type != "meta":  # else to_empty moves it
+            self.sampler.to(place)
         self.register_parameter(
             "bias", nn.Parameter(torch.empty(n_classes, device=device, dtype=dtype)) if bias else None
         )
         self.reset_parameters()
 
-    def _check_sampler(self) -> None:
-        if self.sampler.n_classes != self.out_features:
-            raise ValueError(
-                f"sampler has {self.sampler.n_classes} classes, and the layer {self.out_features}."
-            )
+    @staticmethod
+    def _check_sampler(sampler: FrequencySampler, n_classes: int) -> None:
+        if sampler.n_classes != n_classes:
+            raise ValueError(f"sampler has {sampler.n_classes} classes, and the layer {n_classes}.")
 
     def reset_parameters(self) -> None:
         """Set weights to small random numbers and biases to log-frequencies."""
@@ -167,7 +171,7 @@ class ExtremeSoftmax(nn.Module):
 
     def _exact_losses(self, hidden: Tensor, target: Tensor) -> Tensor:
         check_shapes(hidden, self.weight, target)
-        h, y = hidden.reshape(-1, self.in_features), target.reshape(-1)
+        h, y = hidden.reshape(-1, self.in_features), target.reshape(-1).long()
         parts = [
             F.cross_entropy(self._scores(rows), labels, reduction="none", ignore_index=self.ignore_index)
             for rows, labels in zip(self._blocks(h), self._blocks(y), strict=True)
@@ -213,13 +217,13 @@ class ExtremeSoftmax(nn.Module):
         if sampler is None and not isinstance(self.sampler, UniformSampler):
             raise ValueError("resize needs a sampler with the counts of all classes.")
         old = min(self.out_features, n_classes)
-        device = self.weight.device
-        self.sampler = (sampler or UniformSampler(n_classes, self.sampler.n_sampled)).to(device)
-        self.out_features = n_classes
-        self._check_sampler()
+        if sampler is None:
+            sampler = UniformSampler(n_classes, self.sampler.n_sampled, generator=self.sampler.generator)
+        self._check_sampler(sampler, n_classes)
+        self.sampler, self.out_features = sampler.to(self.weight.device), n_classes
         kept = [(p, p.detach()[:old].clone()) for p in self.parameters(recurse=False)]
         for p, rows in kept:
-            p.data = rows.new_empty(n_classes, *rows.shape[1:])
+            p.grad, p.data = None, rows.new_empty(n_classes, *rows.shape[1:])
         self.reset_parameters()
         for p, rows in kept:
             p[:old] = rows

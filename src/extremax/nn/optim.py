@@ -14,6 +14,7 @@ keeps the first step of a class that was merely drawn below that of a target.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -58,7 +59,7 @@ class _RowState(torch.optim.Optimizer):
             p = params[name]
             for key, value in known.items():
                 if isinstance(value, Tensor) and value.is_floating_point():
-                    self.state[p][key] = value.to(p.device, copy=True)
+                    self.state[p][key] = value.to(self.state[p][key].device, copy=True)
 
     def _params(self) -> list[Tensor]:
         return [p for group in self.param_groups for p in group["params"]]
@@ -123,7 +124,7 @@ class RowAdagrad(_RowState):
         if grad.is_sparse:
             grad = grad.coalesce()
             rows, grad = grad.indices()[0], grad.values()
-        g = grad.to(state["sum"].dtype).reshape(len(grad), -1)
+        g = grad.to(state["sum"].dtype).reshape(len(grad), math.prod(p.shape[1:]))
         g = torch.where(g.sum().isfinite(), g, 0.0)  # a loss that overflowed must not end up in the state
         state["step"] += 1
         shard = getattr(p, "shard", None)
@@ -150,7 +151,7 @@ def _start(state: dict[str, Any], p: Tensor, *, whiten: bool) -> None:
     state["step"] = 0
     state["sum"] = torch.zeros(len(p), dtype=dtype, device=p.device)
     state["unit"] = torch.zeros((), dtype=dtype, device=p.device)
-    width = p[0].numel()
+    width = math.prod(p.shape[1:])
     if whiten and p.ndim == 2 and width > 1:
         block = max(k for k in range(1, min(width, _BLOCK) + 1) if width % k == 0)
         shape = (width // block, block, block)
@@ -189,15 +190,16 @@ def _inverse_root(moments: Tensor, n_rows: Tensor) -> Tensor:
     """
     block = moments.shape[-1]
     eye = torch.eye(block, dtype=moments.dtype, device=moments.device)
-    mean = moments.diagonal(dim1=-2, dim2=-1).mean(dim=-1).clamp(min=_TINY)[:, None, None]
-    a = moments / mean + (_RIDGE + block / n_rows.clamp(min=1.0)) * eye
+    mean = moments.diagonal(dim1=-2, dim2=-1).mean(dim=-1)[:, None, None]
+    moments = torch.where(mean > 0.0, moments / mean.clamp(min=_TINY), eye)  # as long as all gradients were 0
+    a = moments + (_RIDGE + block / n_rows.clamp(min=1.0)) * eye
     norm = a.square().sum(dim=(-2, -1), keepdim=True).sqrt()
     y, z = a / norm, eye.expand_as(a)
     for _ in range(_ITERATIONS):
         t = 1.5 * eye - 0.5 * (z @ y)
         y, z = y @ t, t @ z
     # The trace of z moments z.
-    kept = (z @ (moments / mean) * z.mT).sum(dim=(-2, -1), keepdim=True) / block
+    kept = (z @ moments * z.mT).sum(dim=(-2, -1), keepdim=True) / block
     return z * kept.clamp(min=_TINY).rsqrt()
 
 
@@ -206,16 +208,25 @@ class Combined(_RowState):
 
     def __init__(self, parts: Sequence[torch.optim.Optimizer]) -> None:
         self.parts = list(parts)
+        self.owners = [i for i, part in enumerate(parts) for _ in part.param_groups]  # parts of the groups
         super().__init__([group for part in parts for group in part.param_groups], {})
         self._share()
 
     def _share(self) -> None:
-        groups = iter(self.param_groups)
-        for part in self.parts:
-            part.param_groups, part.state = [next(groups) for _ in part.param_groups], self.state
+        for number, part in enumerate(self.parts):
+            groups = zip(self.param_groups, self.owners, strict=True)
+            part.param_groups, part.state = [g for g, owner in groups if owner == number], self.state
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a group, as layers that are unfrozen later need: the first part steps it."""
+        super().add_param_group(param_group)
+        if len(self.param_groups) > len(self.owners):  # those of the parts come first
+            self.param_groups[-1].update({**self.parts[0].defaults, **param_group})
+            self.owners.append(0)
+            self._share()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "parts": self.parts}
+        return {**super().__getstate__(), "parts": self.parts, "owners": self.owners}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
@@ -244,7 +255,7 @@ def make_optimizer(
 
     Output layers, and embeddings tied to them, get sparse gradients and `RowAdagrad`; other embeddings with
     ``sparse=True`` get ``torch.optim.SparseAdam``, and all else `dense`. Schedulers, ``state_dict`` and
-    ``zero_grad`` see one optimizer with up to three groups.
+    ``zero_grad`` see one optimizer, with a group for each kind.
 
     Parameters
     ----------
@@ -265,10 +276,10 @@ def make_optimizer(
     if not heads:
         raise ValueError("model has no ExtremeSoftmax layer: use an optimizer of torch.optim.")
     tables = [m for m in model.modules() if isinstance(m, nn.Embedding | nn.EmbeddingBag)]
-    by_row = {id(p) for head in heads for p in head.parameters(recurse=False)}
+    by_row = {id(p): head.in_features for head in heads for p in head.parameters(recurse=False)}
     for module in (*heads, *(m for m in tables if id(m.weight) in by_row)):
         module.sparse = True
-    sparse = {id(m.weight) for m in tables if m.sparse} - by_row
+    sparse = {id(m.weight) for m in tables if m.sparse} - by_row.keys()
     kinds: dict[str, list[Tensor]] = {"rows": [], "sparse": [], "dense": []}
     for p in model.parameters():
         if p.requires_grad:
@@ -279,7 +290,13 @@ def make_optimizer(
     if kinds["sparse"]:
         parts.append(torch.optim.SparseAdam(kinds["sparse"], lr=lr))
     if kinds["rows"]:
-        parts.append(RowAdagrad(kinds["rows"], lr=row_lr or _SCORE_RATE / heads[0].in_features))
+        widths = dict.fromkeys(by_row[id(p)] for p in kinds["rows"])
+        rates = {width: _SCORE_RATE / width if row_lr is None else row_lr for width in widths}
+        groups = [
+            {"params": [p for p in kinds["rows"] if by_row[id(p)] == width], "lr": rate}
+            for width, rate in rates.items()
+        ]
+        parts.append(RowAdagrad(groups))
     return Combined(parts)
 
 

@@ -8,6 +8,7 @@ step with class numbers that follow a pattern.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -43,7 +44,8 @@ class FrequencySampler(nn.Module):
         Classes of a draw; all of them if there are no more, which makes the softmax exact.
     batch_share : float
         Share of the targets of the minibatch in the estimate of the softmax, the rest being that of the
-        drawn classes; see `sampled_softmax_loss`. 0 where rows of a minibatch are not independent.
+        drawn classes; see `sampled_softmax_loss`. 0 where rows of a minibatch are not independent, such as
+        flattened sequences.
     generator : torch.Generator, optional
         Source of random numbers, torch's default one unless given.
 
@@ -82,15 +84,42 @@ class FrequencySampler(nn.Module):
         self.n_classes, self.n_sampled, self.power = len(counts), min(n_sampled, len(counts)), power
         self.batch_share = batch_share if self.n_sampled < self.n_classes else 0.0
         self.generator, self.total = generator, float(counts.clamp(min=0.5).sum())
-        counts = counts.clamp(min=0.5)
-        weights = (counts / counts.max()) ** power
-        order = torch.randperm(len(counts), generator=torch.Generator().manual_seed(_ORDER_SEED))
+        if device is None:
+            default = torch.get_default_device()
+            # Models are created on the meta device to be filled later, when nothing would fill the counts.
+            device = "cpu" if default.type == "meta" else default
+        self._set_counts(counts.clamp(min=0.5), device)
+
+    def _set_counts(self, counts: Tensor, device: torch.device | str) -> None:
+        weights = (counts / counts.max()) ** self.power
+        source = torch.Generator().manual_seed(_ORDER_SEED)
+        order = torch.randperm(len(counts), generator=source, device="cpu")
         ends = (_inclusion_probabilities(weights, self.n_sampled)[order].cumsum(0) * _UNIT).round().long()
         ends[-1] = self.n_sampled * _UNIT
         # Made again from the training data rather than stored: the state of a layer is that of a Linear.
         self.register_buffer("ends", ends.to(device), persistent=False)
         self.register_buffer("order", order.int().to(device), persistent=False)
         self.register_buffer("counts", counts.float().to(device), persistent=False)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> FrequencySampler:
+        """Move to another device, and nothing else.
+
+        Lower precision is for weights: counts overflow in float16. ``to_empty`` must not empty what no state
+        dict brings back.
+        """
+        device = fn(self.ends.new_empty(0)).device
+        if self.ends.is_meta and device.type != "meta":
+            self._leave_meta(device)
+        else:
+            for name, buffer in self._buffers.items():
+                self._buffers[name] = None if buffer is None else buffer.to(device)
+        return self
+
+    def _leave_meta(self, device: torch.device) -> None:
+        raise RuntimeError(
+            "A sampler on the meta device has no counts: create it without a device, or give the layer"
+            " another one before to_empty."
+        )
 
     def forward(self) -> Draw:
         """Draw a set of classes."""
@@ -147,7 +176,11 @@ class UniformSampler(FrequencySampler):
         if n_classes < 1:
             raise ValueError(f"n_classes is {n_classes}; it must be at least 1.")
         options = {"generator": generator, "device": device}
-        super().__init__(torch.ones(n_classes), 0.0, n_sampled, batch_share=0.0, **options)  # type: ignore[arg-type]
+        counts = torch.ones(n_classes, device="cpu")
+        super().__init__(counts, 0.0, n_sampled, batch_share=0.0, **options)  # type: ignore[arg-type]
+
+    def _leave_meta(self, device: torch.device) -> None:
+        self._set_counts(torch.ones(self.n_classes, dtype=torch.float64, device="cpu"), device)
 
 
 def _inclusion_probabilities(weights: Tensor, size: int) -> Tensor:
@@ -157,6 +190,6 @@ def _inclusion_probabilities(weights: Tensor, size: int) -> Tensor:
     falling = weights.sort(descending=True).values
     tails = falling.flip(0).cumsum(0).flip(0)
     # The first k classes are certain, for the least k that leaves no other probability above 1.
-    fits = (size - torch.arange(len(weights))) * falling <= tails
+    fits = (size - torch.arange(len(weights), device=weights.device)) * falling <= tails
     n_certain = int(fits.byte().argmax())
     return (weights * ((size - n_certain) / tails[n_certain])).clamp(max=1.0)

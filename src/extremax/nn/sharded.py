@@ -183,8 +183,7 @@ class ShardedExtremeSoftmax(ExtremeSoftmax):
     ) -> None:
         shard = Shard(group, n_classes)
         sampler = UniformSampler(n_classes) if sampler is None else sampler
-        if sampler.n_classes != n_classes:
-            raise ValueError(f"sampler has {sampler.n_classes} classes, and the layer {n_classes}.")
+        self._check_sampler(sampler, n_classes)
         part = sampler.part(shard.start, shard.stop, -(-sampler.n_sampled // shard.size))
         super().__init__(in_features, shard.stop - shard.start, sampler=part, **options)
         self.out_features, self.shard = n_classes, shard
@@ -232,7 +231,9 @@ class ShardedExtremeSoftmax(ExtremeSoftmax):
         h = hidden.reshape(-1, self.in_features)
         self._check_rows(h)
         rows: Tensor = _GatherRows.apply(h, self.shard)  # type: ignore[no-untyped-call]
-        return rows, self.shard.gather(target.reshape(-1)).flatten()
+        y = self.shard.gather(target.reshape(-1).long()).flatten()
+        self._check_classes(y)
+        return rows, y
 
     def _check_rows(self, h: Tensor) -> None:
         """Refuse different numbers of rows, where asking costs little: gloo would end the process."""
@@ -243,6 +244,17 @@ class ShardedExtremeSoftmax(ExtremeSoftmax):
             raise ValueError(
                 f"The ranks have different numbers of rows, {sizes}: give each as many, padded by targets"
                 f" that are ignored ({self.ignore_index})."
+            )
+
+    def _check_classes(self, y: Tensor) -> None:
+        """Refuse classes that no rank has; other devices must not wait for the host."""
+        if y.device.type != "cpu":
+            return
+        wrong = y[(y != self.ignore_index) & ((y < 0) | (y >= self.out_features))]
+        if len(wrong) > 0:
+            raise IndexError(
+                f"target {int(wrong[0])} is neither a class, 0 to {self.out_features - 1}, nor ignored"
+                f" ({self.ignore_index})."
             )
 
     def _exact_terms(self, h: Tensor, y: Tensor, here: Tensor) -> Terms:
@@ -312,18 +324,22 @@ class ShardedExtremeSoftmax(ExtremeSoftmax):
 
 
 class _Ignored:
-    """Names of the parameters of sharded layers, of any module: DistributedDataParallel looks for them here.
+    """Names of what DistributedDataParallel must leave alone in any module: it looks for them here.
 
-    It asks the outermost module, which a layer inside of it does not know. A list that a user has set on a
-    module hides this one.
+    These are the parameters of sharded layers, and the tables of samplers, which it would send in every step
+    though they never change. It asks the outermost module, which a layer inside of it does not know. A list
+    that a user has set on a module hides this one.
     """
 
     def __get__(self, module: nn.Module | None, owner: type | None = None) -> list[str]:
         return [
             f"{prefix}.{name}" if prefix else name
             for prefix, layer in (module.named_modules() if isinstance(module, nn.Module) else ())
-            if isinstance(layer, ShardedExtremeSoftmax)
-            for name in (*layer._parameters, *(f"sampler.{buffer}" for buffer in layer.sampler._buffers))
+            if isinstance(layer, ExtremeSoftmax)
+            for name in (
+                *(layer._parameters if isinstance(layer, ShardedExtremeSoftmax) else ()),
+                *(f"sampler.{buffer}" for buffer in layer.sampler._buffers),
+            )
         ]
 
 
