@@ -246,7 +246,7 @@ class SparseConfig:
     # weights of start, linear weights, similarity, dense columns and cosine, where no rows choose them
     default_mix: tuple[float, ...] = (0.5, 0.6, 0.3, 0.3, 3.0)
     # of the cosine with the class mean: questions are not worded as training texts are
-    min_centroid_weight: float = 10.0
+    min_centroid_weight: float = 6.0
     # of the bilinear part where there is no cosine: with more, a row that a class is known by goes to another
     max_bilinear_weight: float = 0.5
     max_bound_loss: float = 0.02  # nats per held-out pair that the last two may cost; else they do not apply
