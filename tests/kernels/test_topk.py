@@ -187,4 +187,4 @@ def test_choose_candidates_matches_reference(k):
     best = reference.ranked(full, k)
     best = np.where(np.isneginf(reference.values_at(full, best)), -1, best)
     np.testing.assert_array_equal(labels, best)
-    np.testing.assert_allclose(log_prob, reference.values_at(expected, best), atol=4e-6)  # float32 of size 40
+    np.testing.assert_allclose(log_prob, reference.values_at(expected, best), atol=1e-6)  # float32 rounding
