@@ -98,7 +98,7 @@ def test_exception_stops_further_tasks(n_threads: int) -> None:
     with pytest.raises(ValueError, match="stop"):
         run(task, 10_000, n_threads)
     # about 3 + n_threads; another thread may get ahead while the exception is under way
-    assert len(started) < 10_000
+    assert len(started) < 5_000
 
 
 def test_exceptions_on_all_threads_give_one() -> None:

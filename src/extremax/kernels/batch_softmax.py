@@ -37,7 +37,7 @@ def _walk(cumulative, start, out):
     Item i is the interval up to ``cumulative[i]``, of length at most 1.  Returns the size of the sample.
     """
     count, first, n = 0, 0, cumulative.shape[0]
-    # Lengths sum to a whole number; rounding must not add a mark, for which `out` has no room.
+    # Lengths sum to a whole number; rounding must not add a mark beyond the end of `out`.
     end = min(cumulative[n - 1], np.floor(cumulative[n - 1] + 0.5))
     mark = start
     while mark < end:

@@ -140,7 +140,7 @@ def open_socket(host: str, port: int) -> socket.socket:
         why = {
             errno.EADDRINUSE: f"port {port} of {host} is in use by another process; choose another: --port N",
             errno.EACCES: f"port {port} may not be used by this user; choose one above 1023: --port N",
-            errno.EADDRNOTAVAIL: f"{host} is no address of this machine; use 127.0.0.1 or 0.0.0.0",
+            errno.EADDRNOTAVAIL: f"{host} is not an address of this machine; use 127.0.0.1 or 0.0.0.0",
         }.get(error.errno or 0, f"{host}:{port} cannot be listened to: {error.strerror}")
         raise OSError(f"{why}.") from None
     listening.setblocking(False)
