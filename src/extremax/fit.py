@@ -85,7 +85,7 @@ def fit_model(
     schedule = Schedule(config.n_epochs, config.solver.learning_rate, request.patience, config.decay_epochs)
     prepared_request = replace(request, validation=request.validation and request.validation.compact())
     run_training(trainer, fitted, data, schedule, context, prepared_request)
-    finish_model(trainer, fitted, _split(data, calibration_rows, whole), context)
+    finish_model(trainer, fitted, _split(data, calibration_rows, whole), context, request.publish)
     return fitted
 
 
@@ -102,7 +102,7 @@ def resume_model(
     left = max(0, config.n_epochs - fitted.state.n_epochs)
     schedule = Schedule(left, config.solver.learning_rate, request.patience, config.decay_epochs)
     run_training(trainer, fitted, data, schedule, context, request)
-    finish_model(trainer, fitted, _split(data, calibration_rows, whole), context)
+    finish_model(trainer, fitted, _split(data, calibration_rows, whole), context, request.publish)
     return fitted
 
 
@@ -125,6 +125,8 @@ def train_epoch(
     fitted.model = fitted.model.with_reference(None)  # that of the model before
     schedule = Schedule(1, config.solver.learning_rate, request.patience)
     run_training(trainer, fitted, data, schedule, context, request)
+    _take_weights(trainer, fitted)
+    request.publish(fitted)
     return fitted
 
 
@@ -194,15 +196,19 @@ def run_training(
         if len(fitted.history) == 1:
             fitted.history[0] |= {f"valid_{name}": value for name, value in evaluate(make_model()).items()}
     fitted.interrupted = False
-    publish(make_model())
+    if request.callbacks:
+        publish(make_model())
     hooks = Hooks(make_model, publish, evaluate, request.callbacks)
     try:
         fitted.interrupted = run_epochs(trainer, state, prepared, schedule, fitted.history, hooks, context)
-    finally:
-        publish(make_model())  # after an error too, model, state and history agree
+    except BaseException:  # model, state and history agree, and what was learnt is not lost
+        publish(make_model())
+        raise
 
 
-def finish_model(trainer: Trainer, fitted: Fitted, split: Split, context: Context) -> None:
+def finish_model(
+    trainer: Trainer, fitted: Fitted, split: Split, context: Context, publish: Callable[[Fitted], None]
+) -> None:
     """Calibrate and index the model; Ctrl-C skips what is left.
 
     Held-out rows choose first; then the weights may include them.
@@ -226,6 +232,11 @@ def finish_model(trainer: Trainer, fitted: Fitted, split: Split, context: Contex
             fitted.model = index_model(fitted.model, split.training, held_out, context)
     except KeyboardInterrupt:
         fitted.interrupted = True
+        _take_weights(trainer, fitted)
+    except BaseException:
+        _take_weights(trainer, fitted)
+        publish(fitted)
+        raise
     fitted.history[-1]["seconds"] += time.perf_counter() - started
 
 

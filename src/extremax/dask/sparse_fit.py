@@ -520,7 +520,7 @@ def _finish(  # noqa: PLR0913 (a task: each future is an argument of its own)
         weight = None if split.weight is None else split.weight[facts.held_out]
         rows = Examples(held_out, split.y[facts.held_out], None, weight)
     everything = None if rows is None else Examples(data.X, split.y, None, split.weight)
-    finish_model(trainer, fitted, Split(data, rows, everything), context)
+    finish_model(trainer, fitted, Split(data, rows, everything), context, Request().publish)
     return fitted
 
 

@@ -47,15 +47,25 @@ def transpose(offsets, indices, values, starts, lines, out):
 
 
 @njit
-def add_postings(one, two, ends, classes, values):
-    """Count or compute the sum of two sets of weights; sums of zero are left out.
+def join_postings(one, two, mean, threshold, ends, classes, values, first, last):
+    """Count or compute the sum of two sets of weights for features of a range.
 
-    With empty `classes`, the counts go to ``ends[f + 1]`` as running sums.
+    Parameters
+    ----------
+    one, two : Postings
+        Classes rise within a feature.
+    mean, threshold : (n_features,) float32, float32
+        Sums of zero, and those whose magnitude times the mean of the feature is below the threshold, are
+        left out.
+    ends : (n_features + 1,) int64
+        With empty `classes`, ``ends[f + 1]`` is filled with the number of sums of feature f; else ``ends[f]``
+        is where they go.
     """
-    at = 0
-    for f in range(one.offsets.size - 1):
+    fill = classes.size > 0
+    for f in range(first, last):
         i, j = one.offsets[f], two.offsets[f]
         last_i, last_j = one.offsets[f + 1], two.offsets[f + 1]
+        at = ends[f] if fill else 0
         while i < last_i or j < last_j:
             from_one = i < last_i and (j >= last_j or one.classes[i] <= two.classes[j])
             from_two = j < last_j and (i >= last_i or two.classes[j] <= one.classes[i])
@@ -66,10 +76,10 @@ def add_postings(one, two, ends, classes, values):
             if from_one:
                 label, value = one.classes[i], one.values[i] + value
                 i += 1
-            if value != 0.0:
-                if classes.size > 0:
+            if value != 0.0 and abs(value) * mean[f] >= threshold:
+                if fill:
                     classes[at] = label
                     values[at] = value
                 at += 1
-        if classes.size == 0:
+        if not fill:
             ends[f + 1] = at

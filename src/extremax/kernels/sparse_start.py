@@ -124,9 +124,9 @@ def _mass_without(rows, r, weight, sums):
 
 
 @njit
-def count_columns(rows, row_numbers, counts, first, last):
+def count_columns(rows, row_numbers, counts):
     """Count the entries of some rows by column; columns beyond those of `counts` are left out."""
-    for i in range(first, last):
+    for i in range(row_numbers.size):
         r = row_numbers[i]
         for p in range(rows.indptr[r], rows.indptr[r + 1]):
             f = rows.indices[p]
@@ -135,57 +135,43 @@ def count_columns(rows, row_numbers, counts, first, last):
 
 
 @njit
-def sort_by_column(rows, pairs, places, classes, values, first, last):
-    """Copy the entries of some pairs to places by column, in the order of the pairs.
+def sum_columns(rows, pairs, scale, first, places, ends, classes, values):
+    """Sum the entries of the rows of each class in some columns from `first` on.
 
     Parameters
     ----------
     pairs : Pairs
-    places : (n_features,) int64
-        Where the next entry of each column goes; changed.
+        By rising class.
+    places : (n_columns,) int64
+        Where the entries of each column begin; changed.
+    ends : (n_columns,) int64
+        Filled with where the sums of each column end; those of zero are left out.
     classes, values : (n_entries,) int32, float32
-        Filled with class and weighted value of each entry.
+        Filled with class and weighted value of the entries, then with the sums, which take no more room.
     """
-    for i in range(first, last):
+    n_columns = places.size
+    for i in range(pairs.rows.size):
         r, label, weight = pairs.rows[i], pairs.classes[i], pairs.weights[i]
         for p in range(rows.indptr[r], rows.indptr[r + 1]):
-            f = rows.indices[p]
-            if f < places.size:
+            f = rows.indices[p] - first
+            if 0 <= f < n_columns:
                 at = places[f]
                 places[f] = at + 1
                 classes[at] = label
                 values[at] = weight * rows.data[p]
-
-
-@njit
-def join_entries(offsets, classes, values, scale, merged, out_classes, out_values, first, last):
-    """Add entries of the same class in columns of a range; sums of zero are left out.
-
-    Parameters
-    ----------
-    offsets : (n_features + 1,) int64
-        Where the entries of each column begin; their classes rise.
-    merged : (n_features + 1,) int64
-        With empty output arrays, ``merged[f + 1]`` is filled with the sums of column f that are not zero;
-        else ``merged[f]`` is where they go.
-    """
-    fill = out_classes.size > 0
-    for f in range(first, last):
-        low, high = offsets[f], offsets[f + 1]
-        n = merged[f] if fill else 0
-        while low < high:
+    low, n = 0, 0
+    for f in range(n_columns):
+        while low < places[f]:
             label = classes[low]
             total = np.float32(0.0)
-            while low < high and classes[low] == label:
+            while low < places[f] and classes[low] == label:
                 total += values[low]
                 low += 1
             if total != 0.0:
-                if fill:
-                    out_classes[n] = label
-                    out_values[n] = total * scale
+                classes[n] = label
+                values[n] = total * scale
                 n += 1
-        if not fill:
-            merged[f + 1] = n
+        ends[f] = n
 
 
 @njit

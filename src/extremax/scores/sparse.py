@@ -35,6 +35,7 @@ from extremax.types import Features, Float32, Float64, Int32, Int64
 EMBEDDING = "(embedding)"  # the term of all dense columns beside sparse ones
 _TASK_ROWS = 64  # rows whose pairs a thread scores at a time
 _FEW_ROWS = 4
+_TASK_FEATURES = 4096
 _MAX_DENSE_BYTES = 4 << 30  # of weights that are unpacked on request
 
 
@@ -196,26 +197,40 @@ def _contributions(postings: Postings, mean: Float32) -> Float32:
     return sizes
 
 
-def prune_postings(postings: Postings, mean: Float32, threshold: float) -> Postings:
+def prune_postings(postings: Postings, mean: Float32, threshold: float, n_threads: int = 1) -> Postings:
     """Return postings without weights whose mean contribution to a score is below a threshold.
 
     `mean` is that of each feature over the rows that have it.
     """
-    sizes = _contributions(postings, mean)
-    kept = sizes >= np.float32(threshold)
-    if kept.all():
+    if threshold <= 0.0:
         return postings
-    ends = running_counts(kept)[postings.offsets]
-    return Postings(ends, postings.classes[kept], postings.values[kept])
+    nothing = Postings(np.zeros(len(postings.offsets), np.int64), *_no_entries())
+    return add_postings(postings, nothing, (mean, threshold), n_threads)
 
 
-def add_postings(one: Postings, two: Postings) -> Postings:
-    """Return the sum of two sets of weights; what cancels out is not stored."""
-    ends = np.zeros(len(one.offsets), np.int64)
-    kernel.add_postings(one, two, ends, *_no_entries())
+def add_postings(
+    one: Postings, two: Postings, pruning: tuple[Float32, float] | None = None, n_threads: int = 1
+) -> Postings:
+    """Return the sum of two sets of weights; what cancels out is not stored.
+
+    With `pruning`, the mean of each feature and a threshold, small weights are left out as well.
+    """
+    n_features = len(one.offsets) - 1
+    mean, threshold = pruning or (np.ones(n_features, np.float32), 0.0)
+    least = np.float32(threshold)
+    ends, tasks = np.zeros(n_features + 1, np.int64), split(n_features, _TASK_FEATURES)
+    found = _no_entries()
+
+    def join(i: int) -> None:
+        kernel.join_postings(one, two, mean, least, ends, *found, *tasks[i])
+
+    run(join, len(tasks), n_threads)
+    np.cumsum(ends, out=ends)
+    if ends[-1] == len(one.values) and len(two.values) == 0:
+        return one
     found = np.empty(ends[-1], np.int32), np.empty(ends[-1], np.float32)
     if ends[-1]:
-        kernel.add_postings(one, two, ends, *found)
+        run(join, len(tasks), n_threads)
     return Postings(ends, *found)
 
 

@@ -232,11 +232,12 @@ def _close_epoch(record: Record, hooks: Hooks, context: Context) -> bool:
 
     Both may take long: Ctrl-C ends them at once, and the record stays as far as it got.
     """
-    model = hooks.make_model()
-    if hooks.evaluate is not None:
-        with context.interrupts.immediate():
-            record |= {f"valid_{name}": value for name, value in hooks.evaluate(model).items()}
-    hooks.publish(model)
+    if hooks.evaluate is not None or hooks.callbacks:  # nobody else looks at a model between epochs
+        model = hooks.make_model()
+        if hooks.evaluate is not None:
+            with context.interrupts.immediate():
+                record |= {f"valid_{name}": value for name, value in hooks.evaluate(model).items()}
+        hooks.publish(model)
     context.progress.log(_line(record))
     with context.interrupts.immediate():
         wishes = [callback(record) for callback in hooks.callbacks]  # each hears of it, whatever others want

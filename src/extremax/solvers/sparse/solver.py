@@ -11,7 +11,9 @@ from __future__ import annotations
 import time
 import warnings
 import zlib
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, ClassVar
 
 import numpy as np
@@ -40,7 +42,14 @@ from extremax.solvers.sparse.bilinear import Bilinear, choose_columns, fit_bilin
 from extremax.solvers.sparse.dense_part import fit_dense
 from extremax.solvers.sparse.mix import EXPERTS, compare, fit_mixture
 from extremax.solvers.sparse.plausible import Check, Job, Plausible, TrainingRows
-from extremax.solvers.sparse.start import ClassSums, Start, check_numbers, fit_numbers, make_start
+from extremax.solvers.sparse.start import (
+    ClassSums,
+    Start,
+    check_numbers,
+    fit_numbers,
+    make_start,
+    mix_numbers,
+)
 from extremax.storage import checks
 from extremax.storage.state import State, merge
 from extremax.tuned import ProblemSize, SparseConfig
@@ -61,8 +70,10 @@ class Linear:
     matrix: Any
     biases: Float32
 
-    def copy(self) -> Linear:
-        return Linear(self.matrix.copy(), self.biases.copy())
+    @cached_property
+    def weights(self) -> SparseWeights:
+        """The weights by feature."""
+        return SparseWeights.from_matrix(self.matrix, self.biases)
 
     def take(self, index: Int64) -> Linear:
         """Return the weights of some classes, in a given order."""
@@ -459,8 +470,7 @@ class SparseTrainer(TrainerBase):
             return plausible.find_plausible(training, weights, n_slots, job, needs_rest=needs_rest)
         if n_slots == tables.sums.matrix.shape[0] - 1 or before.classes.shape[1] >= _MOST_SEARCHES * n_slots:
             return before  # all classes, or all that matter
-        learnt = SparseWeights.from_matrix(tables.linear.matrix, tables.linear.biases)
-        return before.joined(plausible.find_plausible(training, learnt, n_slots, job))
+        return before.joined(plausible.find_plausible(training, tables.linear.weights, n_slots, job))
 
     def _search_again(
         self, tables: SparseTables, training: TrainingRows, n_rounds: int, job: Job
@@ -481,8 +491,8 @@ class SparseTrainer(TrainerBase):
         weights, data = self._start_weights(tables), training.data
         own = plausible.score_own(training, tables.sums.arrays, tables.numbers, job)
         if tables.linear is not None:
-            learnt = SparseWeights.from_matrix(tables.linear.matrix, tables.linear.biases)
-            weights = _combine({"start": weights, "linear": learnt}, _SUM)
+            learnt = tables.linear.weights
+            weights = _add(weights, learnt, self.context.n_threads)
             X = restored_rows(training.rows, len(training.mean))
             own += learnt.score_pairs(X, data.rows, data.y[:, None], self.context.n_threads)[:, 0]
         found = plausible.find_plausible(training, weights, n_slots, _half(job, 0), needs_rest=True)
@@ -507,9 +517,8 @@ class SparseTrainer(TrainerBase):
             exact = base.score_pairs(data.X, np.arange(data.n_rows), at, self.context.n_threads)
             found = found._replace(scores=np.where(found.classes >= 0, exact, -np.inf).astype(np.float32))
         linear = self._fit_correction(training, found, own, n_classes, _half(job, 1))
-        added = _rescaled(SparseWeights.from_matrix(linear.matrix, linear.biases), tables.scale)
-        joined = _combine({"start": replace(base, dense=None), "linear": added}, _SUM)
-        return replace(tables, weights=replace(joined, dense=base.dense))
+        added = _rescaled(linear.weights, tables.scale)
+        return replace(tables, weights=_add(base, added, self.context.n_threads))
 
     def _fit_correction(
         self, training: TrainingRows, found: Plausible, own: Float32, n_classes: int, job: Job
@@ -521,8 +530,7 @@ class SparseTrainer(TrainerBase):
         )
 
     def _start_weights(self, tables: SparseTables) -> SparseWeights:
-        start = tables.start(self.context.n_threads)
-        return SparseWeights(start.postings, start.biases, start.length_biases)
+        return _as_weights(tables.start(self.context.n_threads))
 
     def _job(self, check: Check = lambda fraction: None) -> Job:
         first_word = self.config.layout.first_word
@@ -562,16 +570,13 @@ class SparseTrainer(TrainerBase):
         if tables.found is None and tables.linear is not None:  # of a model folder
             tables.found = self._search_again(tables, training, state.n_epochs, self._job())
         self._fit_experts(tables, training)
-        parts = self._parts(tables)
-        tables.mix = self._choose_mix(parts, held_out)
-        weights = _combine(parts, tables.mix)
         given_mean = mean / np.float32(tables.scale)
-        if self._is_too_large(weights, given_mean) and parts.pop("bilinear", None) is not None:
-            tables.mix = self._choose_mix(parts, held_out)
-            weights = _combine(parts, tables.mix)
-        state.chosen["mix"] = {name: round(tables.mix[name], 4) for name in parts}
-        del parts  # their sum is enough from here on
-        tables.weights = self._prune(weights, given_mean, held_out, state.chosen)
+        tables.mix = self._choose_mix(tables, held_out)
+        if self._is_too_large(tables, given_mean):
+            tables.bilinear = None
+            tables.mix = self._choose_mix(tables, held_out)
+        state.chosen["mix"] = {name: round(tables.mix[name], 4) for name in self._experts(tables)}
+        tables.weights = self._prune(tables, given_mean, held_out, state.chosen)
 
     def include(self, state: TrainState, split: Split) -> None:
         """Add the held-out rows to the start and to the linear weights, and keep the weights alone.
@@ -591,9 +596,8 @@ class SparseTrainer(TrainerBase):
                 tables.linear = self._fit_whole(tables, tables.found, training, split)
             tables.found = None
             tables.sums = self.class_sums(whole, n_classes, n_features, tables.scale)
-            parts = self._parts(tables)
             given_mean = mean / np.float32(tables.scale)
-            weights = self._prune(_combine(parts, tables.mix), given_mean, None, state.chosen)
+            weights = self._prune(tables, given_mean, None, state.chosen)
             state.chosen["included_rows"] = 0 if split.held_out is None else split.held_out.n_rows
         # What the experts were made of is not needed any more: a finished model costs its weights alone.
         similarity = None if tables.bilinear is None else tables.bilinear.similarity
@@ -621,31 +625,33 @@ class SparseTrainer(TrainerBase):
         share = split.held_out.n_rows / max(split.whole.n_rows, 1)
         return self._unit_weight(split.whole) if share >= self.numbers.min_included else None
 
-    def _choose_mix(self, parts: dict[str, SparseWeights], held_out: Examples | None) -> dict[str, float]:
-        """Return the weight of each part: by held-out rows, or a default."""
+    def _choose_mix(self, tables: SparseTables, held_out: Examples | None) -> dict[str, float]:
+        """Return the weight of each expert: by held-out rows, or a default."""
         if held_out is None:
-            return self._default_mix if "linear" in parts else dict(_SUM)
-        return {**dict.fromkeys(EXPERTS, 0.0), **self._fit_mixture(parts, held_out)}
+            return self._default_mix if tables.linear is not None else dict(_SUM)
+        some = self.accept(held_out).sample_rows(self.numbers.max_mix_rows)
+        parts = self._parts(tables, self._columns(some))
+        return {**dict.fromkeys(EXPERTS, 0.0), **fit_mixture(parts, some, self.numbers, self.context)}
 
-    def _is_too_large(self, weights: SparseWeights, mean: Float32) -> bool:
-        """Whether a dense part leaves less than half of `max_model_bytes` to the weights it stands beside."""
+    def _is_too_large(self, tables: SparseTables, mean: Float32) -> bool:
+        """Whether a bilinear part leaves less than half of `max_model_bytes` to the weights beside it."""
         limit = self.config.max_model_bytes
-        if limit is None or weights.dense is None:
+        if limit is None or tables.bilinear is None:
             return False
-        return weights.pruned(mean, self.numbers.prune_final).n_bytes > limit < 2 * weights.dense.n_bytes
+        weights = self._joined(tables, (mean, self.numbers.prune_final))
+        return weights.dense is not None and weights.n_bytes > limit < 2 * weights.dense.n_bytes
 
     def _prune(
-        self, weights: SparseWeights, mean: Float32, held_out: Examples | None, chosen: dict[str, Any]
+        self, tables: SparseTables, mean: Float32, held_out: Examples | None, chosen: dict[str, Any]
     ) -> SparseWeights:
-        """Drop weights that hardly change a score, and say what that costs."""
+        """Join the experts without weights that hardly change a score, and say what that costs."""
         threshold = chosen.get("prune", self.numbers.prune_final)
         if held_out is not None:
-            threshold = self._choose_threshold(weights, mean, held_out, chosen)
+            threshold = self._choose_threshold(tables, mean, held_out, chosen)
         limit = self.config.max_model_bytes
-        pruned = weights.pruned(mean, threshold)
+        pruned = self._joined(tables, (mean, threshold))
         if limit is not None and pruned.n_bytes > limit:
-            threshold = max(threshold, weights.threshold_for(mean, limit))
-            pruned = weights.pruned(mean, threshold)
+            pruned = pruned.pruned(mean, pruned.threshold_for(mean, limit))
         if limit is not None and pruned.n_bytes > limit:
             warnings.warn(
                 f"max_model_bytes is {limit:,}, and the model takes {pruned.n_bytes:,} bytes without any"
@@ -653,28 +659,27 @@ class SparseTrainer(TrainerBase):
                 stacklevel=6,  # the caller of fit
             )
         chosen["n_weights"] = pruned.n_entries
-        share = pruned.n_entries / max(weights.n_entries, 1)
-        self.context.progress.log(f"kept {pruned.n_entries:,} weights, {share:.0%}")
+        self.context.progress.log(f"kept {pruned.n_entries:,} weights")
         return pruned
 
     def _choose_threshold(
-        self, weights: SparseWeights, mean: Float32, held_out: Examples, chosen: dict[str, Any]
+        self, tables: SparseTables, mean: Float32, held_out: Examples, chosen: dict[str, Any]
     ) -> float:
         """Return the largest threshold of weights that costs next to nothing on held-out rows."""
         config, some = self.numbers, self.accept(held_out).sample_rows(self.numbers.prune_rows)
-        thresholds = [config.prune_final * 2.0**step for step in range(config.max_prune_steps + 1)]
+        weights = self._joined(tables, features=self._columns(some))
         most = config.max_prune_loss_several if held_out.has_several_labels else config.max_prune_loss
+        thresholds = [config.prune_final * 2.0**step for step in range(config.max_prune_steps + 1)]
+        before = compare([weights], some, config, self.context)[0]
         best, loss = config.prune_final, 0.0
         for threshold in thresholds:
-            before, after = compare([weights, weights.pruned(mean, threshold)], some, config, self.context)
-            if threshold > config.prune_final and before - after > most:
+            weights = weights.pruned(mean, threshold)  # what a smaller threshold drops, a larger one does too
+            lost = before - compare([weights], some, config, self.context)[0]
+            if threshold > config.prune_final and lost > most:
                 break
-            best, loss = threshold, before - after
+            best, loss = threshold, lost
         chosen["prune"], chosen["pruning_loss"] = best, round(loss, 5)
         return best
-
-    def _fit_mixture(self, parts: dict[str, SparseWeights], held_out: Examples) -> dict[str, float]:
-        return fit_mixture(parts, self.accept(held_out), self.numbers, self.context)
 
     def _fit_experts(self, tables: SparseTables, training: TrainingRows) -> None:
         """Fit the experts that have no epochs, where they are affordable and still to be fitted."""
@@ -716,31 +721,88 @@ class SparseTrainer(TrainerBase):
 
         return show
 
-    def _parts(self, tables: SparseTables, mix: dict[str, float] | None = None) -> dict[str, SparseWeights]:
-        """Return the parts of the weights; where `mix` is given, not the cosine if that has no weight."""
-        start = tables.start(self.context.n_threads)
-        parts = {"start": SparseWeights(start.postings, start.biases, start.length_biases)}
-        if tables.linear is not None:
-            parts["linear"] = SparseWeights.from_matrix(tables.linear.matrix, tables.linear.biases)
-        has_cosine = self.config.layout.is_text and len(start.biases) > self.numbers.few_classes
-        if has_cosine and (mix is None or mix.get("centroid", 0.0) > 0.0):
-            parts["centroid"] = _centroids(tables.sums)
-        parts = {name: _rescaled(weights, tables.scale) for name, weights in parts.items()}
+    def _columns(self, data: Examples) -> Int64:
+        """Return the sparse columns that any row has."""
+        return np.unique(csr_rows(data.X, self.config.layout.n_dense).indices).astype(np.int64)
+
+    def _has_cosine(self, tables: SparseTables) -> bool:
+        return self.config.layout.is_text and len(tables.sums.counts) > self.numbers.few_classes
+
+    def _experts(self, tables: SparseTables) -> list[str]:
+        """Return the names of the experts that there are."""
+        has = {
+            "start": True,
+            "linear": tables.linear is not None,
+            "bilinear": tables.bilinear is not None,
+            "dense": tables.dense is not None,
+            "centroid": self._has_cosine(tables),
+        }
+        return [name for name in EXPERTS if has[name]]
+
+    def _parts(self, tables: SparseTables, features: Int64) -> dict[str, SparseWeights]:
+        """Return each expert as weights of its own; start and cosine on some features alone."""
         shape, n_dense = tables.sums.matrix.shape, self.config.layout.n_dense
+        parts = {}
+        for name in self._experts(tables):
+            if name == "linear" and tables.linear is not None:
+                parts[name] = _rescaled(tables.linear.weights, tables.scale)
+            elif name in ("start", "centroid"):
+                numbers = mix_numbers(tables.numbers, float(name == "start"), float(name == "centroid"))
+                start = make_start(tables.sums.arrays, numbers, self.context.n_threads, features)
+                parts[name] = _rescaled(_as_weights(start), tables.scale)
+            else:
+                parts[name] = _dense_alone(shape, *self._dense(tables, {name: 1.0}))
         if n_dense:  # every part reads the same rows
             none = DensePart.of_columns(np.zeros((shape[0], n_dense), np.float32), n_dense)
-            parts = {name: replace(weights, dense=none) for name, weights in parts.items()}
-        if tables.bilinear is not None:
-            similarity = tables.bilinear.part
-            if tables.scale != 1.0 and not similarity.unit_rows:
-                similarity = replace(similarity, projection=similarity.projection * np.float32(tables.scale))
-            factors = np.hstack([similarity.factors, np.zeros((shape[0], n_dense), np.float32)])
-            parts["bilinear"] = _dense_alone(
-                shape, replace(similarity, factors=factors, n_dense=n_dense), tables.bilinear.biases
-            )
-        if tables.dense is not None:
-            parts["dense"] = _dense_alone(shape, tables.dense.part, tables.dense.biases)
+            parts = {
+                name: part if part.dense is not None else replace(part, dense=none)
+                for name, part in parts.items()
+            }
         return parts
+
+    def _dense(self, tables: SparseTables, mix: Mapping[str, float]) -> tuple[DensePart | None, Float32]:
+        """Return the dense experts as one: the similarity's coordinates, then the dense columns; biases."""
+        n_classes, n_dense = tables.sums.matrix.shape[0], self.config.layout.n_dense
+        bilinear, dense = mix.get("bilinear", 0.0), mix.get("dense", 0.0)
+        factors, biases = np.zeros((n_classes, n_dense), np.float32), np.zeros(n_classes, np.float32)
+        if tables.dense is not None:
+            factors = np.float32(dense) * tables.dense.part.factors
+            biases += np.float32(dense) * tables.dense.biases
+        if tables.bilinear is None or bilinear <= 0.0:
+            return (DensePart.of_columns(factors, n_dense) if n_dense else None), biases
+        similarity = tables.bilinear.part
+        if tables.scale != 1.0 and not similarity.unit_rows:
+            similarity = replace(similarity, projection=similarity.projection * np.float32(tables.scale))
+        biases += np.float32(bilinear) * tables.bilinear.biases
+        first = np.float32(bilinear) * similarity.factors[:, : similarity.n_projected]
+        return replace(similarity, factors=np.hstack([first, factors]), n_dense=n_dense), biases
+
+    def _joined(
+        self,
+        tables: SparseTables,
+        pruning: tuple[Float32, float] | None = None,
+        features: Int64 | None = None,
+    ) -> SparseWeights:
+        """Return the mixture of the experts as one set of weights.
+
+        `pruning` leaves out small weights, as `add_postings` does; start and cosine are those of `features`.
+        """
+        mix, n_threads = tables.mix, self.context.n_threads
+        cosine = mix["centroid"] if self._has_cosine(tables) else 0.0
+        if mix["start"] == 1.0 and cosine == 0.0 and features is None:
+            start = tables.start(n_threads)
+        else:
+            numbers = mix_numbers(tables.numbers, mix["start"], cosine)
+            start = make_start(tables.sums.arrays, numbers, n_threads, features)
+        weights = _as_weights(start)
+        if tables.linear is not None and mix["linear"] > 0.0:
+            linear = tables.linear.weights
+            weights = _add(weights, _scaled(linear, mix["linear"]), n_threads, pruning)
+        elif pruning is not None:
+            weights = weights.pruned(*pruning)
+        dense, biases = self._dense(tables, mix)
+        weights = _rescaled(weights, tables.scale)
+        return replace(weights, biases=weights.biases + biases, dense=dense)
 
     def export(self, state: TrainState) -> Weights:
         """Return the sum of the parts as one set of weights."""
@@ -749,7 +811,7 @@ class SparseTrainer(TrainerBase):
             return finished
         tables = _tables(state)
         if tables.weights is None:
-            tables.weights = _combine(self._parts(tables, tables.mix), tables.mix)
+            tables.weights = self._joined(tables)
         return tables.weights
 
 
@@ -817,13 +879,31 @@ def _half(job: Job, number: int) -> Job:
     return job._replace(check=lambda fraction: job.check(0.5 * (number + fraction)))
 
 
-def _centroids(sums: ClassSums) -> SparseWeights:
-    """Return the cosine with the summed row of each class as weights."""
-    arrays = sums.arrays
-    norms = np.sqrt(np.maximum(arrays.squares, 1e-30)).astype(np.float32)
-    values = arrays.values / norms[arrays.classes]
-    nothing = np.zeros(len(norms), np.float32)
-    return SparseWeights(Postings(arrays.offsets, arrays.classes, values), nothing, nothing)
+def _as_weights(start: Start) -> SparseWeights:
+    return SparseWeights(start.postings, start.biases, start.length_biases)
+
+
+def _scaled(weights: SparseWeights, factor: float) -> SparseWeights:
+    """Return sparse weights times a factor, biases included."""
+    by = np.float32(factor)
+    return replace(
+        weights,
+        postings=weights.postings._replace(values=weights.postings.values * by),
+        biases=weights.biases * by,
+        length_biases=weights.length_biases * by,
+    )
+
+
+def _add(
+    one: SparseWeights,
+    two: SparseWeights,
+    n_threads: int,
+    pruning: tuple[Float32, float] | None = None,
+) -> SparseWeights:
+    """Return the sum of weights, the first of which may have a dense part."""
+    postings = add_postings(one.postings, two.postings, pruning, n_threads)
+    lengths = one.length_biases + two.length_biases
+    return SparseWeights(postings, one.biases + two.biases, lengths, one.dense)
 
 
 def _rescaled(weights: SparseWeights, scale: float) -> SparseWeights:
@@ -835,49 +915,7 @@ def _rescaled(weights: SparseWeights, scale: float) -> SparseWeights:
     return replace(weights, postings=postings, length_biases=weights.length_biases * factor)
 
 
-def _dense_alone(shape: tuple[int, int], part: DensePart, biases: Float32) -> SparseWeights:
+def _dense_alone(shape: tuple[int, int], part: DensePart | None, biases: Float32) -> SparseWeights:
     """Return weights that have a dense part alone."""
     empty = Postings(np.zeros(shape[1] + 1, np.int64), np.empty(0, np.int32), np.empty(0, np.float32))
     return SparseWeights(empty, biases, np.zeros(shape[0], np.float32), part)
-
-
-def _combine(parts: dict[str, SparseWeights], mix: dict[str, float]) -> SparseWeights:
-    """Return the weighted sum of the parts."""
-    total: Any = None
-    n_classes = parts["start"].n_classes
-    biases, lengths = np.zeros(n_classes, np.float32), np.zeros(n_classes, np.float32)
-    for name, part in parts.items():
-        factor = np.float32(mix.get(name, 0.0))
-        biases += factor * part.biases
-        lengths += factor * part.length_biases
-        if total is None:
-            total = part.postings._replace(values=factor * part.postings.values)
-        elif _same_structure(total, part.postings):
-            np.add(total.values, factor * part.postings.values, out=total.values)
-        elif factor != 0.0 and part.n_entries:
-            total = add_postings(total, part.postings._replace(values=factor * part.postings.values))
-    return SparseWeights(total, biases, lengths, _combine_dense(parts, mix))
-
-
-def _combine_dense(parts: dict[str, SparseWeights], mix: dict[str, float]) -> DensePart | None:
-    """Return one dense part: the similarity's coordinates, then the dense columns."""
-    bilinear, dense = parts.get("bilinear"), parts.get("dense")
-    uses_bilinear = bilinear is not None and mix.get("bilinear", 0.0) > 0.0
-    n_dense = parts["start"].n_dense
-    if not uses_bilinear and not n_dense:
-        return None
-    n_classes = parts["start"].n_classes
-    factors = np.zeros((n_classes, n_dense), np.float32)
-    if dense is not None and dense.dense is not None:
-        factors = np.float32(mix.get("dense", 0.0)) * dense.dense.factors
-    if not uses_bilinear or bilinear is None or bilinear.dense is None:
-        return DensePart.of_columns(factors, n_dense)
-    similarity = bilinear.dense
-    first = np.float32(mix["bilinear"]) * similarity.factors[:, : similarity.n_projected]
-    return replace(similarity, factors=np.hstack([first, factors]), n_dense=n_dense)
-
-
-def _same_structure(one: Postings, two: Postings) -> bool:
-    if len(one.values) != len(two.values) or not np.array_equal(one.offsets, two.offsets):
-        return False
-    return one.classes is two.classes or np.array_equal(one.classes, two.classes)

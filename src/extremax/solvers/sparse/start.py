@@ -25,42 +25,13 @@ from extremax.scores.sparse import csr_rows, restore_matrix
 from extremax.storage import checks
 from extremax.storage.state import State
 from extremax.tuned import SparseConfig
-from extremax.types import Float32, Float64, Int32, Int64
+from extremax.types import Float32, Float64, Int64
 
 _FEATURES_PER_TASK = 4096
 _PAIRS_PER_TASK = 16
-_MOST_SUM_TASKS = 8
+# entries of the rows of all pairs that a thread sorts by column: at least, at most
+_ENTRIES_AT_ONCE = 1 << 20, 1 << 25
 _ROUGH, _EXACT = 1e-5, 1e-7  # relative change of the likelihood at which a search for numbers ends
-
-
-def count_tasks(n_entries: int, n_features: int) -> int:
-    """Return the number of tasks that sort entries by column; each counts the columns."""
-    return int(np.clip(n_entries // max(4 * n_features, 1), 1, _MOST_SUM_TASKS))
-
-
-def _sort_entries(data: Examples, n_features: int, n_threads: int) -> tuple[Int32, Float32, Int64]:
-    """Return class and weighted value of the entries of all pairs, by column, and where columns begin."""
-    rows = csr_rows(data.X)
-    order = np.argsort(data.y, kind="stable")
-    pairs = kernels.Pairs(data.rows[order], data.y[order].astype(np.int32), data.pair_weight[order])
-    n_tasks = count_tasks(len(rows.data), n_features)
-    tasks = split(len(order), max(1, -(-len(order) // n_tasks)))
-    places = np.zeros((len(tasks) + 1, n_features), np.int64)
-
-    def count(i: int) -> None:
-        kernels.count_columns(rows, pairs.rows, places[i + 1], *tasks[i])
-
-    run(count, len(tasks), n_threads)
-    offsets = np.concatenate([[0], np.cumsum(places.sum(axis=0))])
-    places[0] = offsets[:-1]
-    np.cumsum(places, axis=0, out=places)
-    classes, values = np.empty(offsets[-1], np.int32), np.empty(offsets[-1], np.float32)
-
-    def sort(i: int) -> None:
-        kernels.sort_by_column(rows, pairs, places[i], classes, values, *tasks[i])
-
-    run(sort, len(tasks), n_threads)
-    return classes, values, offsets
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,38 +54,30 @@ class ClassSums:
         cls, data: Examples, n_classes: int, n_features: int, scale: float = 1.0, n_threads: int = 1
     ) -> ClassSums:
         """Sum the rows of each class, times a scale; columns from `n_features` on are left out."""
-        entries = _sort_entries(data, n_features, n_threads)
-        return cls._join(*entries, (n_classes, n_features), scale, data, n_threads)
+        rows, order = csr_rows(data.X), np.argsort(data.y, kind="stable")
+        pairs = kernels.Pairs(data.rows[order], data.y[order].astype(np.int32), data.pair_weight[order])
+        counts = np.zeros(n_features, np.int64)
+        kernels.count_columns(rows, pairs.rows, counts)
+        starts = np.append(0, np.cumsum(counts))
+        at_once = int(np.clip(starts[-1] // 8, *_ENTRIES_AT_ONCE))
+        cuts = np.searchsorted(starts, np.arange(0, starts[-1], at_once))
+        cuts = np.unique(np.concatenate([[0], cuts, [n_features]]))
+        found: list[Any] = [None] * (len(cuts) - 1)
 
-    @classmethod
-    def _join(
-        cls,
-        classes: Int32,
-        values: Float32,
-        offsets: Int64,
-        shape: tuple[int, int],
-        scale: float,
-        data: Examples,
-        n_threads: int,
-    ) -> ClassSums:
-        """Add the entries of each column that have the same class."""
-        tasks = split(shape[1], _FEATURES_PER_TASK)
-        merged = np.zeros(shape[1] + 1, np.int64)
-        found = [np.empty(0, np.int32), np.empty(0, np.float32)]
+        def work(i: int) -> None:
+            first, last = cuts[i], cuts[i + 1]
+            size, ends = starts[last] - starts[first], np.empty(last - first, np.int64)
+            classes, values = np.empty(size, np.int32), np.empty(size, np.float32)
+            places = starts[first:last] - starts[first]
+            kernels.sum_columns(rows, pairs, np.float32(scale), first, places, ends, classes, values)
+            n = ends[-1] if len(ends) else 0
+            found[i] = [np.diff(ends, prepend=0), classes[:n].copy(), values[:n].copy()]
 
-        def join(i: int) -> None:
-            kernels.join_entries(
-                offsets, classes, values, np.float32(scale), merged, found[0], found[1], *tasks[i]
-            )
-
-        run(join, len(tasks), n_threads)
-        np.cumsum(merged, out=merged)
-        found = [np.empty(merged[-1], np.int32), np.empty(merged[-1], np.float32)]
-        if merged[-1]:
-            run(join, len(tasks), n_threads)
-        matrix = sparse.csc_matrix(shape, dtype=np.float32)
-        matrix.indptr, matrix.indices, matrix.data = merged, found[0], found[1]
-        return cls(matrix, data.class_counts(shape[0], weighted=True).astype(np.float64))
+        run(work, len(found), n_threads)
+        matrix = sparse.csc_matrix((n_classes, n_features), dtype=np.float32)
+        matrix.indptr = np.append(0, np.cumsum(_take_parts(found, np.int64)))
+        matrix.indices, matrix.data = _take_parts(found, np.int32), _take_parts(found, np.float32)
+        return cls(matrix, data.class_counts(n_classes, weighted=True).astype(np.float64))
 
     def plus(self, other: ClassSums) -> ClassSums:
         """Return the sums over both sets of rows."""
@@ -165,6 +128,11 @@ class ClassSums:
         return cls(matrix, np.asarray(counts))
 
 
+def _take_parts(parts: list[list[NDArray[Any]]], kind: Any) -> NDArray[Any]:
+    """Join the first arrays of all parts, and drop them."""
+    return np.concatenate([part.pop(0) for part in parts] or [np.empty(0)]).astype(kind, copy=False)
+
+
 def _columns_of(matrix: Any) -> Any:
     """Return class sums by column, as `ClassSums` holds them."""
     columns = matrix.tocsc()
@@ -213,6 +181,15 @@ def make_start(arrays: Sums, numbers: Numbers, n_threads: int, features: Int64 |
         Postings(arrays.offsets, arrays.classes, values),
         biases.astype(np.float32),
         (length * log_mass).astype(np.float32),
+    )
+
+
+def mix_numbers(numbers: Numbers, start: float, cosine: float) -> Numbers:
+    """Return the numbers of the start times a factor, beside the cosine with class sums times another."""
+    return numbers._replace(
+        log_weights=start * numbers.log_weights,
+        cosine_weights=start * numbers.cosine_weights + cosine,
+        bias_weights=start * numbers.bias_weights,
     )
 
 
