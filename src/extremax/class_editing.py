@@ -29,7 +29,7 @@ from extremax.solvers.growth import (
     estimate_discriminant,
     projected_discriminant,
 )
-from extremax.solvers.optimizers import ShardedTables, Tables
+from extremax.solvers.optimizers import Tables
 from extremax.solvers.registry import SOLVERS
 from extremax.solvers.sparse.solver import FinishedTables
 from extremax.solvers.sparse.start import ClassSums
@@ -400,7 +400,7 @@ def _grow(
 ) -> tuple[TrainState, Weights]:
     """Return a state and weights with new classes appended."""
     state, config = fitted.state, trainer.config
-    if isinstance(state.tables, Tables | ShardedTables):
+    if isinstance(state.tables, Tables):
         return _grow_dense(fitted, data, n_new, config, context)
     if isinstance(state.tables, FinishedTables):
         record: SparseRecord | None = state.tables.record

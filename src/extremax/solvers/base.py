@@ -96,7 +96,7 @@ class TrainState:
         if self.pair_values is not None:
             arrays["pair_values"] = self.pair_values
         header = {**tables.header, "n_epochs": self.n_epochs, "pair_key": self.pair_key}
-        if self.tables.kind not in ("dense", "sharded"):  # joined tables are dense ones
+        if self.tables.kind != "dense":
             header["tables"] = self.tables.kind
         parts = {} if self.whitening is None else {"whitening": self.whitening.state()}
         if self.scaling is not None:
