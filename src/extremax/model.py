@@ -481,7 +481,7 @@ class Model:
         found = predictor.choose_calibration(examples, config=config)
         if examples.label_edges is None:
             return replace(self, calibration=found, reference=None)
-        labels = predictor.choose_label_calibration(examples, self.n_classes, config=config)
+        labels = predictor.choose_label_calibration(examples, self.n_classes)
         return replace(self, calibration=found, label_calibration=labels, reference=None)
 
     def with_reference(self, reference: Reference | None) -> Model:

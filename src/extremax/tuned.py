@@ -143,14 +143,6 @@ class GrowthConfig:
     # of the shrinkage of the start: training has made the weights of the other classes longer since
     shrinkage_factor: float = 0.5
     bias: float = 0.5  # nats that further classes are ahead of those of the start
-    # without whitened rows: classes from which their rows stand for those of other classes, too; with fewer,
-    # made-up rows do; and how far classes may be ahead of the others
-    enough_classes: int = 10
-    made_up_rows: int = 500
-    level_rows: int = 128  # of the further classes whose probability chooses the scale and that lead
-    max_lead: float = 2.0  # median lead, in nats, on rows of their own where no others can be compared
-    origin_classes: float = 10.0  # that the origin counts for, where the mean of all rows is not known
-    levels: tuple[float, ...] = tuple(float(i) for i in range(-40, 41))
 
 
 @dataclass(frozen=True)
@@ -313,16 +305,6 @@ class TreeTuningConfig:
 
 
 @dataclass(frozen=True)
-class PCAConfig:
-    """Principal components: exact up to a number of features, by subspace iteration beyond."""
-
-    exact_features: int = 1024  # features up to which the covariance matrix is formed
-    oversampling: int = 16  # directions of the subspace beyond those asked for
-    power_steps: int = 4  # iterations of the subspace
-    block_rows: int = 4096  # rows per partial sum
-
-
-@dataclass(frozen=True)
 class SearchConfig:
     """Blocks and tiles of exact search, and the beam down the label tree (lab/tuning.md#searchconfig).
 
@@ -392,7 +374,7 @@ class PQConfig:
 
 @dataclass(frozen=True)
 class CalibrationConfig:
-    """Temperature and uniform mixing, and the rows that choose them (lab/tuning.md#calibrationconfig)."""
+    """The rows that choose the calibration (lab/tuning.md#calibrationconfig)."""
 
     min_pairs: int = 20_000  # training pairs; with fewer, no rows are held out
     row_fraction: float = 1 / 40  # of the rows are held out ...
@@ -401,30 +383,10 @@ class CalibrationConfig:
     min_rows: int = 128  # ... but so many rows, or none
     label_row_fraction: float = 1 / 20  # of the rows where rows have several labels, however few the pairs
     label_min_rows: int = 64  # ... but so many rows, or none
-    label_candidates: int = 64  # best classes of a row that the probability of each label is fitted on
-    label_penalty: float = 1.0  # of the squared coefficients of that fit, in labels
     label_min_prob: float = 0.01  # probability from which a label counts in its calibration error
-
     rows_after_interrupt: int = 256  # rows, after Ctrl-C: the user is waiting
-    log_temperature_grid: tuple[float, ...] = tuple(-1.6 + 0.2 * i for i in range(17))  # log temperatures
-    prior_spread: float = 0.5  # of log temperature; a few rows that are all right must not ask for certainty
-    # Probability; beyond a tenth, the top-1 loses more calibration than a temperature gives back.
-    uniform_mix_grid: tuple[float, ...] = (
-        0.0, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.07, 0.1,
-    )  # fmt: skip
-    min_gain: float = 2.0  # nats over all rows that the top-1 must gain by any uniform mixing
-    top1_weight: float = 10.0  # of a nat of the top-1, in nats of the labels
-    max_loss_per_row: float = 0.01  # nats that the labels may lose for the calibration of the top-1
-    max_probability: float = 1.0 - 1e-9  # the largest probability that counts
-    # The temperature depends on the row, but for scores with a noise term:
-    max_tempered_classes: int = 1 << 20  # of dense weights: scores of all classes are kept and summed twice
-    max_slope: float = 0.5  # of the temperature's exponent: from a third to 1.05 times the temperature
-    slope_spread: float = 0.25  # of the prior of the slope
-    slope_top1_weight: float = 1.0  # of a nat of the top-1, in nats of the labels
-    outside_penalty: float = 100.0  # nats for a row, per unit of log temperature outside of the grid
-    slope_evaluations: int = 80  # of the loss, for each uniform mixing
-    block_scores: int = 1 << 22  # scores per task
-    tile_classes: int = 1 << 13  # classes whose exponentials stay in the cache for all temperatures
+    # classes of dense weights up to which the temperature depends on the row: scores are summed twice
+    max_tempered_classes: int = 1 << 20
 
 
 @dataclass(frozen=True)

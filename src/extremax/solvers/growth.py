@@ -33,6 +33,8 @@ from extremax.storage import checks
 from extremax.storage.state import State
 from extremax.types import Float32, Float64, Int32, Int64
 
+_ORIGIN_CLASSES = 10.0  # that the origin counts for, where the mean of all rows is not known
+_LEVELS = tuple(float(i) for i in range(-40, 41))  # nats that new classes may be ahead of the others
 _OWN = 2.0  # below zero: the mean score of rows that linear weights were not trained on
 _NUMBERS = ("log_weights", "cosine_weights", "bias_weights", "edges", "groups")
 
@@ -381,7 +383,7 @@ class Discriminant:
         for scale in config.numbers.warm_start.scales:
             scores, outside = scale * products + prior, logsumexp(scale * far + prior, axis=1)
             own, inside = scores[pairs], logsumexp(scores, axis=1)
-            for bias in config.numbers.growth.levels:
+            for bias in _LEVELS:
                 log_prob = own + bias - np.logaddexp(others, inside + bias)
                 kept = level - np.logaddexp(level, outside + bias)
                 likelihood = float(weight @ log_prob) + each * float(kept.sum())
@@ -421,7 +423,7 @@ def estimate_discriminant(
     means = np.zeros((n_new, rows.shape[1]))
     np.add.at(means, data.y, rows)
     means /= np.maximum(counts, 1)[:, None]
-    centre = means.mean(axis=0) * (n_new / (n_new + growth.origin_classes))
+    centre = means.mean(axis=0) * (n_new / (n_new + _ORIGIN_CLASSES))
     with one_blas_thread():
         centred, inside = rows - centre, rows - means[data.y]
         total, within = centred.T @ centred / len(rows), inside.T @ inside / len(rows)
