@@ -332,7 +332,7 @@ class TrainerBase:
             return None, {}
         scaling = ColumnScaling.fit(data.X, weight, config=config, n_threads=threads)
         n_limited = scaling.count_limited(data.X, threads, weight)
-        if not scaling.is_needed(n_limited, config):
+        if not scaling.is_needed(n_limited):
             return None, {}
         return scaling, {"limited_rows": n_limited} if n_limited else {}
 
