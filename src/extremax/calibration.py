@@ -112,7 +112,7 @@ class Calibration(NamedTuple):
         return found
 
     def state(self) -> State:
-        """Return what a model folder stores."""
+        """Return the state that a model folder stores."""
         return State(self._asdict())
 
     @classmethod
@@ -146,7 +146,7 @@ class LabelCalibration(NamedTuple):
 
     @classmethod
     def without_rows(cls, labels_per_row: float) -> LabelCalibration:
-        """Return what is assumed without any row to calibrate by: softmax times the mean number of labels.
+        """Return the calibration without held-out rows: softmax times the mean number of labels.
 
         A label drawn from those of a row has the probabilities of the softmax; with m labels in every row,
         the label applies with m times that.
@@ -177,7 +177,7 @@ class LabelCalibration(NamedTuple):
         return found
 
     def state(self) -> State:
-        """Return what a model folder stores."""
+        """Return the state that a model folder stores."""
         return State(self._asdict())
 
     @classmethod
@@ -279,13 +279,13 @@ def mix_uniform(
 
 
 def _confidence(log_top: Float64) -> Float64:
-    """Return what the temperature of a row depends on: the logarithm of p_1 + 0.1."""
+    """Return the confidence that sets the temperature of a row: the logarithm of p_1 + 0.1."""
     found: Float64 = np.log(np.exp(log_top) + CONFIDENCE_OFFSET)
     return found
 
 
 class _Statistics(NamedTuple):
-    """What the choice needs of the scores.
+    """Statistics of the scores by which the calibration is chosen.
 
     Attributes
     ----------

@@ -350,7 +350,7 @@ def _order_classes(fitted: Fitted, place: Int64) -> Fitted:
     return replace_model(fitted, replace(changed, label_map=label_map))
 
 
-# -- what is known about the classes
+# -- counts, means and descriptions of the classes
 
 
 def _take_classes(classes: ClassInfo, index: Int64) -> ClassInfo:

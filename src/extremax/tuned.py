@@ -72,7 +72,7 @@ class BatchConfig:
     # steps move classes that were just met past all others, and the start is lost
     warm_up: float = 0.15
     optimizer: str = "adagrad_row"  # one sum of squares per class
-    class_exponent: float = 0.5  # of the class frequencies, beside the cells of the tree
+    class_exponent: float = 0.5  # of the class frequencies, outside the cells of the tree
     many_classes: int = 64  # classes for each shared one above which cells of the tree no longer pay
     rows_per_cell: int = 4096  # rows of a cell on average, at least
     max_cells: int = 256  # cells of the tree, at most
@@ -89,7 +89,7 @@ class BatchConfig:
 class CandidateConfig:
     """Softmax over the best classes of each row, class by class in the dual."""
 
-    n_candidates: int = 32  # classes that each row is compared with, beside its own
+    n_candidates: int = 32  # classes that each row is compared with, besides its own
     n_epochs: int = 2  # the second compares with the classes that the first made likely
     regularization: float = 0.2  # of a whole fit, for whitened rows and weights of one; at least ...
     # ... this over the root of the number of features: with few of them, a change of a class is felt by all

@@ -179,13 +179,13 @@ class PCA:
         )
 
     def state(self) -> State:
-        """Return what a model folder stores."""
+        """Return the state that a model folder stores."""
         arrays = {"components": self.components, "mean": self.mean}
         return State({}, {**arrays, "explained_variance": self.explained_variance})
 
     @classmethod
     def from_state(cls, state: State) -> PCA:
-        """Make the projection of what `state` returned."""
+        """Restore a projection from its state."""
         components = checks.get_array(state.arrays, "components", "f4", (None, None))
         k, n_features = components.shape
         mean = checks.get_array(state.arrays, "mean", "f4", (n_features,))

@@ -253,7 +253,7 @@ def change_blocks(
 
 @dataclass(frozen=True)
 class LargeColumns:
-    """Columns of sparse features that are far larger than others, and what they are multiplied by.
+    """Columns of sparse features that are far larger than others, and their factors.
 
     Factors are powers of two, so that no digit of a feature or of a weight is lost.
     """
@@ -326,12 +326,12 @@ class LargeColumns:
         return weights @ sp.diags(of_column) if sp.issparse(weights) else weights * of_column
 
     def header(self) -> dict[str, list[float]]:
-        """Return what a saved model holds."""
+        """Return the columns and factors as JSON can hold them."""
         return {"columns": self.columns.tolist(), "factors": self.factors.tolist()}
 
     @classmethod
     def from_header(cls, header: Any, n_features: int) -> LargeColumns:
-        """Restore what `header` returned; raises ModelFileError for anything else."""
+        """Restore the columns of a header; anything else is a ModelFileError."""
         columns = checks.get_list(header, "columns", (int,))
         factors = checks.get_list(header, "factors", (float,))
         sound = all(0 <= c < n_features for c in columns) and all(0.0 < f < 1.0 for f in factors)

@@ -151,7 +151,7 @@ class DenseWeights:
         return np.arange(self.n_features), np.maximum(self.weights.max(axis=0), -self.weights.min(axis=0))
 
     def contributions(self, X: Features, classes: Int32) -> RowTerms:
-        """Return what the features of the only row of X add to the scores of some classes."""
+        """Return the contributions of the features of the only row of X to the scores of some classes."""
         columns, values = row_entries(X, self.n_features)
         pieces = self.weights[np.ix_(classes, columns)].T * (self.feature_scale * values)[:, None]
         biases = self.biases[classes].astype(np.float64)
@@ -179,7 +179,7 @@ class DenseWeights:
         return self.weights * np.float32(self.feature_scale), self.biases.copy()
 
     def state(self) -> State:
-        """Return what a model folder stores."""
+        """Return the state that a model folder stores."""
         header = {"kind": "dense", "feature_scale": self.feature_scale}
         return State(header, {"weights": self.weights, "biases": self.biases})
 

@@ -111,7 +111,7 @@ def _subvectors(n_features: int, config: PQConfig) -> tuple[int, int]:
 
 @lru_cache
 def _centroids(size: int) -> Float32:
-    """Return 16 points such that normal vectors are near one of them, (16, size)."""
+    """Return 16 points that cover normally distributed vectors, (16, size)."""
     sample = np.random.default_rng(_ROTATION_SEED).standard_normal((40_000, size), np.float32)
     centroids: Float32 = kmeans2(sample, kernels.N_CENTROIDS, iter=30, minit="++", seed=0)[0].astype(
         np.float32
@@ -483,7 +483,7 @@ class PQSearch:
     # -- storage
 
     def state(self) -> State:
-        """Return what a model folder stores."""
+        """Return the state that a model folder stores."""
         numbers = {name: vars(self)[name] for name in _NUMBERS}
         header = {"kind": "pq", **numbers, "config": asdict(self.config)}
         return State(header, {name: vars(self)[name] for name in _ARRAYS})

@@ -6,7 +6,7 @@ inside the classes is not known, and is taken from the rows of the new classes.
 
 **Sparse weights.**  The generative start, the cosine and the bilinear part of a class are functions of its
 summed rows and of numbers that the fit has chosen; `SparseRecord` holds these numbers.  Linear weights would
-need the rows of other classes: the cosine stands for them, scaled such that rows of the class score -2 on
+need the rows of other classes: the cosine stands for them, scaled so that rows of the class score -2 on
 average, and the mean of all rows scores the bias that all classes have.
 """
 
@@ -41,7 +41,7 @@ _NUMBERS = ("log_weights", "cosine_weights", "bias_weights", "edges", "groups")
 
 @dataclass(frozen=True, eq=False)
 class SparseRecord:
-    """What determines the weights of a new class besides its rows.
+    """The numbers of a fit that determine the weights of a new class, besides its rows.
 
     Attributes
     ----------
@@ -101,7 +101,7 @@ class SparseRecord:
         )
 
     def state(self) -> State:
-        """Return what a model folder stores."""
+        """Return the state that a model folder stores."""
         arrays: dict[str, Any] = {name: self.numbers._asdict()[name] for name in _NUMBERS}
         arrays |= {"feature_mass": self.feature_mass, "feature_classes": self.feature_classes}
         header = {

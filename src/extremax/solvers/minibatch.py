@@ -6,7 +6,7 @@ same reads once, and BLAS does the arithmetic. `extremax.solvers.class_sets` say
 from, `extremax.kernels.batch_softmax` has the estimate; with a set of all classes it is the softmax itself
 (Eq. 1).
 
-A row with several labels is a pair with each of them, and its other labels are no negatives of it: the
+A row with several labels makes a pair with each, and its other labels are not among its negatives: the
 decoupled softmax of DEXML (Jain et al., arXiv 2310.10636). Scores are then log-odds, up to a constant of the
 row."""
 
@@ -250,7 +250,7 @@ class MinibatchTrainer(WhitenedTrainer):
         )
 
     def _judge_cells(self, data: Examples, Z: Float32, tuned: TunedTree) -> dict[str, Any]:
-        """Say whether minibatches come from cells of the tree: where held-out labels are found in them."""
+        """Choose cells of the tree for the minibatches if held-out labels are found in them."""
         n_classes = tuned.tree.n_classes
         n_cells = self._n_cells(ProblemSize(data.n_rows, data.n_pairs, int(data.X.shape[1]), n_classes))
         routed = route(tuned.structure, Z, n_cells, self.context.n_threads)

@@ -99,12 +99,12 @@ class Tables:
         return whole
 
     def training_state(self) -> State:
-        """Return what further training needs beside the weights."""
+        """Return the accumulators, which further training needs besides the weights."""
         return State({}, {"squares": self.squares, "bias_squares": self.bias_squares})
 
     @classmethod
     def from_training_state(cls, weights: Weights, state: State) -> Tables:
-        """Build the tables from the weights of a model and from what `training_state` gave."""
+        """Restore the tables from the weights of a model and a training state."""
         arrays = weights.state().arrays
         if "weights" not in arrays:
             checks.reject("the training state is of dense weights, and the weights are sparse")

@@ -1,4 +1,4 @@
-"""Models in folders: every component under its own name, and what resuming needs beside the model.
+"""Models in folders: every component under its own name, and the state of training.
 
 ``header.json`` holds the header of the model and of each component; array ``a`` of component ``c`` is the
 file ``c.a.safetensors``.
@@ -44,7 +44,7 @@ _TABLES: dict[str, Any] = {cls.kind: cls for cls in (Tables, SparseTables, Finis
 
 @dataclass(frozen=True)
 class SavedModel:
-    """What a folder holds.
+    """The content of a model folder.
 
     Attributes
     ----------
@@ -53,7 +53,7 @@ class SavedModel:
     labels
         Names of the classes.
     header
-        What the estimator keeps: parameters, history, seed.
+        Parameters, history and seed of the estimator.
     parts
         States of further components, such as text features.
     """
@@ -76,7 +76,7 @@ class Change(TypedDict):
 
 
 class EstimatorHeader(msgspec.Struct):
-    """What an estimator keeps in a folder beside the model; None for what there is not."""
+    """Entries of an estimator in a model folder; None for missing ones."""
 
     parameters: dict[str, Any]
     history: Annotated[list[dict[str, int | float | None]], msgspec.Meta(min_length=1)]
