@@ -12,7 +12,6 @@ from extremax.calibration import Calibration, fit_calibration, mix_uniform
 from extremax.errors import ScoreOverflowError
 from extremax.examples import Examples
 from extremax.storage.state import State
-from extremax.tuned import CalibrationConfig
 
 C = 50
 
@@ -104,14 +103,14 @@ def test_sums_of_many_classes_match_reference(spread):
     assert loss(near) < min(losses) + 0.1
 
 
-def test_blocks_and_threads_invariant():
+def test_blocks_and_threads_invariant(monkeypatch):
     scores, y = planted(500, scale=1.7)
     whole = fit(scores, y)
     assert fit(scores, y, np.arange(500)) == whole
-    config = CalibrationConfig(block_scores=30 * C)
-    small = fit(scores, y, config=config)
+    monkeypatch.setattr("extremax.calibration._BLOCK_SCORES", 30 * C)
+    small = fit(scores, y)
     assert small == pytest.approx(whole, rel=1e-9)  # sums of other blocks: numpy may add in another order
-    assert fit(scores, y, config=config, n_threads=2) == small
+    assert fit(scores, y, n_threads=2) == small
 
 
 def test_pairs_of_rows_with_several_labels_match_rows_repeated():
@@ -159,9 +158,9 @@ def test_folder_without_a_slope_gives_all_rows_the_same_temperature():
     assert Calibration.from_state(State({"temperature": 1.5, "uniform_mix": 0.02})) == Calibration(1.5, 0.02)
 
 
-def test_grid_of_one_value_is_the_choice():
-    config = CalibrationConfig(uniform_mix_grid=(0.03,))
-    assert fit(*planted(500), config=config).uniform_mix == 0.03
+def test_grid_of_one_value_is_the_choice(monkeypatch):
+    monkeypatch.setattr("extremax.calibration._UNIFORM_MIXES", (0.03,))
+    assert fit(*planted(500)).uniform_mix == 0.03
 
 
 def test_calibration_is_restored_from_its_state():

@@ -161,7 +161,7 @@ def test_classifier_explains_rows_identity(is_sparse: bool) -> None:
     assert len(about.features) == len(about.confusable) == 4
     with pytest.raises(ValueError, match="x has 3 rows; explain takes one"):
         clf.explain(rows)
-    with pytest.raises(ValueError, match="99 is none of the 12 classes"):
+    with pytest.raises(ValueError, match="99 is not one of the 12 classes"):
         clf.explain_label(99)
 
 
@@ -236,7 +236,7 @@ def test_features_without_names_rejects() -> None:
         dense.explain("a ladder")
     with pytest.raises(ValueError, match="explain_label needs NgramFeatures"):
         dense.explain_label("ladder")
-    with pytest.raises(ValueError, match="'unheard of' is none of the 10 classes"):
+    with pytest.raises(ValueError, match="'unheard of' is not one of the 10 classes"):
         TextClassifier(ExtremeClassifier(random_state=0), features=NgramFeatures()).fit(
             TEXTS, LABELS
         ).explain_label("unheard of")

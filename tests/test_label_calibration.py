@@ -15,7 +15,6 @@ from sklearn.model_selection import cross_val_score
 from extremax import ExtremeClassifier, TextClassifier, evaluate, load_model
 from extremax.calibration import LabelCalibration, best_threshold, fit_label_calibration
 from extremax.evaluation import calibrate
-from extremax.tuned import CalibrationConfig
 from planted import LIST_CLASSES, indicator, label_lists, word_rows
 
 N_TRAIN = 1600
@@ -136,14 +135,14 @@ def test_calibration_by_many_pairs_takes_whole_rows() -> None:
 # -- the regression and its threshold ------------------------------------------------------------------------
 
 
-def test_logistic_regression_matches_scikit_learn_reference() -> None:
+def test_logistic_regression_matches_scikit_learn_reference(monkeypatch) -> None:
     from sklearn.linear_model import LogisticRegression
 
     rng = np.random.default_rng(0)
     scores, level = np.log(rng.dirichlet(np.full(10, 0.4), size=400)), rng.normal(size=400)
     truth = rng.random((400, 10)) < expit(2.0 + 1.2 * scores + 0.7 * level[:, None])
-    config = CalibrationConfig(label_penalty=1e-6)
-    found = fit_label_calibration(scores, level, truth, truth.sum(axis=1), config=config)
+    monkeypatch.setattr("extremax.calibration._LABEL_PENALTY", 1e-6)
+    found = fit_label_calibration(scores, level, truth, truth.sum(axis=1))
     columns = np.stack([scores.ravel(), np.repeat(level, 10)], axis=1)
     other = LogisticRegression(C=1e8, max_iter=1000).fit(columns, truth.ravel())
     np.testing.assert_allclose([found.slope, found.level], other.coef_[0], rtol=2e-2)
@@ -176,9 +175,7 @@ def test_threshold_may_leave_the_best_label_alone() -> None:
 
 def test_no_label_among_the_candidates_gives_small_probabilities() -> None:
     scores = np.log(np.full((50, 4), 0.25))
-    found = fit_label_calibration(
-        scores, np.zeros(50), np.zeros((50, 4), bool), np.ones(50, int), config=CalibrationConfig()
-    )
+    found = fit_label_calibration(scores, np.zeros(50), np.zeros((50, 4), bool), np.ones(50, int))
     assert isinstance(found, LabelCalibration)
     assert (found.prob(scores, np.zeros(50)) < 0.01).all()
 

@@ -156,7 +156,7 @@ def test_class_weight_of_several_labels_weighs_pairs() -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"x": 1.0}, "class_weight names 'x', which is none of the 3 classes"),
+        ({"x": 1.0}, "class_weight names 'x', which is not one of the 3 classes"),
         ({0: -1.0}, "class_weight has the weight -1.0; a weight is a finite number >= 0"),
         ({0: "much"}, "class_weight has the weight 'much'; a weight is a finite number >= 0"),
         ("even", "'class_weight' parameter of ExtremeClassifier must be one of 'balanced', a dict or None"),

@@ -43,11 +43,26 @@ from extremax.examples import Examples
 from extremax.runtime.threads import run, split
 from extremax.storage import checks
 from extremax.storage.state import State
-from extremax.tuned import CalibrationConfig
 from extremax.types import Bool, Float32, Float64, Int64
 
 # Added to p_1: with very many classes, a row without any confidence must not get a temperature near zero.
 CONFIDENCE_OFFSET = 0.1
+_LOG_TEMPERATURES = tuple(-1.6 + 0.2 * i for i in range(17))
+_PRIOR_SPREAD = 0.5  # of log temperature; a few rows that are all right must not ask for certainty
+# Probability; beyond a tenth, the top-1 loses more calibration than a temperature gives back.
+_UNIFORM_MIXES = (0.0, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.07, 0.1)
+_MIN_GAIN = 2.0  # nats over all rows that uniform mixing must gain for the top-1
+_TOP1_WEIGHT = 10.0  # of a nat of the top-1, in nats of the labels
+_MAX_LOSS_PER_ROW = 0.01  # nats that the labels may lose for the calibration of the top-1
+_MAX_PROBABILITY = 1.0 - 1e-9  # the largest probability that counts
+_MAX_SLOPE = 0.5  # of the temperature's exponent: from a third to 1.05 times the temperature
+_SLOPE_SPREAD = 0.25  # of the prior of the slope
+_SLOPE_TOP1_WEIGHT = 1.0  # as above, where the temperature depends on the row
+_OUTSIDE_PENALTY = 100.0  # nats for a row, per unit of log temperature outside of the grid
+_EVALUATIONS = 80  # of the loss, for each uniform mixing
+_LABEL_PENALTY = 1.0  # of the squared coefficients of the probability of each label
+_BLOCK_SCORES = 1 << 22  # scores of a task
+_TILE_CLASSES = 1 << 13  # classes whose exponentials stay in the cache for all temperatures
 
 
 class Calibration(NamedTuple):
@@ -97,7 +112,7 @@ class Calibration(NamedTuple):
         return found
 
     def state(self) -> State:
-        """Return what a model folder stores."""
+        """Return the state that a model folder stores."""
         return State(self._asdict())
 
     @classmethod
@@ -131,7 +146,7 @@ class LabelCalibration(NamedTuple):
 
     @classmethod
     def without_rows(cls, labels_per_row: float) -> LabelCalibration:
-        """Return what is assumed without any row to calibrate by: softmax times the mean number of labels.
+        """Return the calibration without held-out rows: softmax times the mean number of labels.
 
         A label drawn from those of a row has the probabilities of the softmax; with m labels in every row,
         the label applies with m times that.
@@ -162,7 +177,7 @@ class LabelCalibration(NamedTuple):
         return found
 
     def state(self) -> State:
-        """Return what a model folder stores."""
+        """Return the state that a model folder stores."""
         return State(self._asdict())
 
     @classmethod
@@ -172,7 +187,10 @@ class LabelCalibration(NamedTuple):
 
 
 def fit_label_calibration(
-    log_softmax: Float64, normalizer: Float64, applies: Bool, n_labels: Int64, *, config: CalibrationConfig
+    log_softmax: Float64,
+    normalizer: Float64,
+    applies: Bool,
+    n_labels: Int64,
 ) -> LabelCalibration:
     """Fit the logistic regression, and the threshold with the best mean F1 of the rows.
 
@@ -191,7 +209,7 @@ def fit_label_calibration(
     >>> level = rng.normal(size=500)
     >>> scores = np.log(rng.dirichlet(np.full(20, 0.3), size=500))
     >>> truth = rng.random((500, 20)) < expit(3.0 + 1.5 * scores + level[:, None])
-    >>> found = fit_label_calibration(scores, level, truth, truth.sum(axis=1), config=CalibrationConfig())
+    >>> found = fit_label_calibration(scores, level, truth, truth.sum(axis=1))
     >>> bool(abs(found.slope - 1.5) < 0.2 and abs(found.level - 1.0) < 0.2)
     True
     """
@@ -199,7 +217,7 @@ def fit_label_calibration(
     columns = np.stack([log_softmax.ravel(), np.repeat(normalizer, log_softmax.shape[1])])
     centre, spread = columns.mean(axis=1), np.maximum(columns.std(axis=1), 1e-6)
     X, y = ((columns.T - centre) / spread), applies.ravel()
-    penalty = config.label_penalty * np.array([0.0, 1.0, 1.0])
+    penalty = _LABEL_PENALTY * np.array([0.0, 1.0, 1.0])
 
     def loss(theta: Float64) -> tuple[float, Float64]:
         odds = theta[0] + X @ theta[1:]
@@ -261,13 +279,13 @@ def mix_uniform(
 
 
 def _confidence(log_top: Float64) -> Float64:
-    """Return what the temperature of a row depends on: the logarithm of p_1 + 0.1."""
+    """Return the confidence that sets the temperature of a row: the logarithm of p_1 + 0.1."""
     found: Float64 = np.log(np.exp(log_top) + CONFIDENCE_OFFSET)
     return found
 
 
 class _Statistics(NamedTuple):
-    """What the choice needs of the scores.
+    """Statistics of the scores by which the calibration is chosen.
 
     Attributes
     ----------
@@ -314,7 +332,6 @@ def fit_calibration(
     *,
     by_row: bool = False,
     n_threads: int = 1,
-    config: CalibrationConfig | None = None,
 ) -> Calibration:
     """Choose temperature and uniform mixing on rows that the model was not trained on.
 
@@ -328,50 +345,47 @@ def fit_calibration(
     by_row
         Whether the temperature may depend on the row.
     """
-    config = config or CalibrationConfig()
-    statistics = _collect(score_rows, examples, n_classes, n_threads, config)
+    statistics = _collect(score_rows, examples, n_classes, n_threads)
     if by_row:
-        return _fit_by_row(statistics, config)
-    choices = [_best_temperature(statistics, mix, config) for mix in config.uniform_mix_grid]
+        return _fit_by_row(statistics)
+    choices = [_best_temperature(statistics, mix) for mix in _UNIFORM_MIXES]
     enough = max(choices, key=lambda choice: choice.log_likelihood).log_likelihood
-    enough -= config.max_loss_per_row * examples.n_pairs
+    enough -= _MAX_LOSS_PER_ROW * examples.n_pairs
     allowed = [choice for choice in choices if choice.log_likelihood >= enough]
 
     def loss(choice: _Choice) -> float:
-        price = config.min_gain if choice.uniform_mix else 0.0
-        return config.top1_weight * (choice.top1_loss + price) - choice.log_likelihood
+        price = _MIN_GAIN if choice.uniform_mix else 0.0
+        return _TOP1_WEIGHT * (choice.top1_loss + price) - choice.log_likelihood
 
     chosen = min(allowed, key=loss)
     return Calibration(float(np.exp(chosen.log_temperature)), chosen.uniform_mix)
 
 
-def _fit_by_row(statistics: _Statistics, config: CalibrationConfig) -> Calibration:
+def _fit_by_row(statistics: _Statistics) -> Calibration:
     """Maximise the likelihood of the labels and of which top-1 predictions are right, and the prior."""
-    knots = config.log_temperature_grid
-    bounds = [(knots[0], knots[-1]), (-config.max_slope, config.max_slope)]
-    step = config.prior_spread / 2
-    options: dict[str, Any] = {"maxfev": config.slope_evaluations, "xatol": 1e-3, "fatol": 1e-2}
+    knots = _LOG_TEMPERATURES
+    bounds = [(knots[0], knots[-1]), (-_MAX_SLOPE, _MAX_SLOPE)]
+    step = _PRIOR_SPREAD / 2
+    options: dict[str, Any] = {"maxfev": _EVALUATIONS, "xatol": 1e-3, "fatol": 1e-2}
     best, chosen = np.inf, Calibration()
-    for mix in config.uniform_mix_grid:
-        args = mix, statistics, config
+    for mix in _UNIFORM_MIXES:
+        args = mix, statistics
         # from the best temperature of all rows: there are other minima
         losses = [_row_loss(np.array([knot, 0.0]), *args) for knot in knots]
         first = knots[int(np.argmin(losses))]
         second = first + step if first + step <= knots[-1] else first - step
-        simplex = np.array([[first, 0.0], [second, 0.0], [first, config.slope_spread]])
+        simplex = np.array([[first, 0.0], [second, 0.0], [first, _SLOPE_SPREAD]])
         options["initial_simplex"] = simplex
         found = minimize(
             _row_loss, simplex[0], args=args, method="Nelder-Mead", bounds=bounds, options=options
         )
-        loss = float(found.fun) + (config.min_gain if mix else 0.0)
+        loss = float(found.fun) + (_MIN_GAIN if mix else 0.0)
         if loss < best:
             best, chosen = loss, Calibration(float(np.exp(found.x[0])), mix, float(found.x[1]))
     return chosen
 
 
-def _row_loss(
-    theta: Float64, uniform_mix: float, statistics: _Statistics, config: CalibrationConfig
-) -> float:
+def _row_loss(theta: Float64, uniform_mix: float, statistics: _Statistics) -> float:
     """Return the loss of a log temperature and a slope; nats of all pairs."""
     base, slope = float(theta[0]), float(theta[1])
     log_temperature = base + slope * _confidence(-statistics.log_sums(base))
@@ -379,14 +393,14 @@ def _row_loss(
     outside = np.abs(log_temperature - np.clip(log_temperature, knots[0], knots[-1])).sum()  # sums unknown
     log_sum, rows = statistics.log_sums_by_row(log_temperature), statistics.rows
     least = uniform_mix / statistics.n_classes
-    top1 = np.minimum((1.0 - uniform_mix) * np.exp(-log_sum) + least, config.max_probability)[rows]
+    top1 = np.minimum((1.0 - uniform_mix) * np.exp(-log_sum) + least, _MAX_PROBABILITY)[rows]
     log_prob = statistics.gap * np.exp(-log_temperature[rows]) - log_sum[rows]
     if uniform_mix != 0.0:
         log_prob = np.log((1.0 - uniform_mix) * np.exp(log_prob) + least)
     top1_likelihood = np.where(statistics.top1, np.log(top1), np.log1p(-top1)).sum()
-    prior = 0.5 * ((base / config.prior_spread) ** 2 + (slope / config.slope_spread) ** 2)
-    unknown = config.outside_penalty * float(outside)
-    return prior + unknown - float(log_prob.sum()) - config.slope_top1_weight * float(top1_likelihood)
+    prior = 0.5 * ((base / _PRIOR_SPREAD) ** 2 + (slope / _SLOPE_SPREAD) ** 2)
+    unknown = _OUTSIDE_PENALTY * float(outside)
+    return prior + unknown - float(log_prob.sum()) - _SLOPE_TOP1_WEIGHT * float(top1_likelihood)
 
 
 def _collect(
@@ -394,15 +408,14 @@ def _collect(
     examples: Examples,
     n_classes: int,
     n_threads: int,
-    config: CalibrationConfig,
 ) -> _Statistics:
     """Score all rows once and keep what does not grow with the number of classes."""
     n_rows, y, rows = examples.n_rows, examples.y, examples.rows
     ends = np.searchsorted(rows, np.arange(n_rows + 1))
-    grid = np.array(config.log_temperature_grid)
+    grid = np.array(_LOG_TEMPERATURES)
     log_sum = np.empty((len(grid), n_rows))
     gap, top1 = np.empty(len(y)), np.empty(len(y), bool)
-    blocks = split(n_rows, max(4, config.block_scores // n_classes))
+    blocks = split(n_rows, max(4, _BLOCK_SCORES // n_classes))
 
     def work(number: int) -> None:
         first, last = blocks[number]
@@ -415,8 +428,8 @@ def _collect(
         scores -= largest[:, None]
         gap[pairs] = scores[local, y[pairs]]
         sums = np.zeros((len(grid), last - first))
-        for start in range(0, n_classes, config.tile_classes):
-            tile = scores[:, start : start + config.tile_classes]
+        for start in range(0, n_classes, _TILE_CLASSES):
+            tile = scores[:, start : start + _TILE_CLASSES]
             for i, log_temperature in enumerate(grid):
                 scaled = tile * np.float32(np.exp(-log_temperature))
                 sums[i] += np.exp(scaled, out=scaled).sum(axis=1, dtype=np.float64)
@@ -427,14 +440,12 @@ def _collect(
     return _Statistics(PchipInterpolator(grid, log_sum), gap, top1, rows, n_classes)
 
 
-def _top1_loss(
-    log_temperature: float, uniform_mix: float, statistics: _Statistics, config: CalibrationConfig
-) -> float:
+def _top1_loss(log_temperature: float, uniform_mix: float, statistics: _Statistics) -> float:
     """Return minus the log-likelihood of which top-1 predictions are right, and of the prior."""
     top1_prob = (1.0 - uniform_mix) * np.exp(-statistics.log_sums(log_temperature))
-    top1_prob = np.minimum(top1_prob + uniform_mix / statistics.n_classes, config.max_probability)
+    top1_prob = np.minimum(top1_prob + uniform_mix / statistics.n_classes, _MAX_PROBABILITY)
     prob = top1_prob[statistics.rows]
-    prior = 0.5 * (log_temperature / config.prior_spread) ** 2
+    prior = 0.5 * (log_temperature / _PRIOR_SPREAD) ** 2
     return prior - float(np.where(statistics.top1, np.log(prob), np.log1p(-prob)).sum())
 
 
@@ -447,16 +458,16 @@ def _log_likelihood(log_temperature: float, uniform_mix: float, statistics: _Sta
     return float(log_prob.sum())
 
 
-def _best_temperature(statistics: _Statistics, uniform_mix: float, config: CalibrationConfig) -> _Choice:
+def _best_temperature(statistics: _Statistics, uniform_mix: float) -> _Choice:
     """Minimise the loss of the top-1 over the temperature, around the best of the grid."""
-    grid = np.array(config.log_temperature_grid)
+    grid = np.array(_LOG_TEMPERATURES)
     # there may be several minima
-    nearest = int(np.argmin([_top1_loss(knot, uniform_mix, statistics, config) for knot in grid]))
+    nearest = int(np.argmin([_top1_loss(knot, uniform_mix, statistics) for knot in grid]))
     bounds = grid[[max(nearest - 1, 0), min(nearest + 1, len(grid) - 1)]]
     found = minimize_scalar(
         _top1_loss,
         bounds=bounds,
-        args=(uniform_mix, statistics, config),
+        args=(uniform_mix, statistics),
         method="bounded",
         options={"xatol": 1e-3},
     )

@@ -29,7 +29,7 @@ from extremax.solvers.growth import (
     estimate_discriminant,
     projected_discriminant,
 )
-from extremax.solvers.optimizers import ShardedTables, Tables
+from extremax.solvers.optimizers import Tables
 from extremax.solvers.registry import SOLVERS
 from extremax.solvers.sparse.solver import FinishedTables
 from extremax.solvers.sparse.start import ClassSums
@@ -45,6 +45,12 @@ if TYPE_CHECKING:
     from extremax.classifier import ExtremeClassifier
     from extremax.fit import Fitted
     from extremax.storage.models import Change
+
+# Without whitened rows: new classes from which their rows also stand for those of other classes; with fewer,
+# made-up rows do.
+_ENOUGH_CLASSES, _MADE_UP_ROWS = 10, 500
+_LEVEL_ROWS = 128  # of the new classes, whose probability chooses scale and bias
+_MAX_LEAD = 2.0  # nats, the median lead on own rows where no others can be compared
 
 
 # -- the classifier
@@ -344,7 +350,7 @@ def _order_classes(fitted: Fitted, place: Int64) -> Fitted:
     return replace_model(fitted, replace(changed, label_map=label_map))
 
 
-# -- what is known about the classes
+# -- counts, means and descriptions of the classes
 
 
 def _take_classes(classes: ClassInfo, index: Int64) -> ClassInfo:
@@ -400,7 +406,7 @@ def _grow(
 ) -> tuple[TrainState, Weights]:
     """Return a state and weights with new classes appended."""
     state, config = fitted.state, trainer.config
-    if isinstance(state.tables, Tables | ShardedTables):
+    if isinstance(state.tables, Tables):
         return _grow_dense(fitted, data, n_new, config, context)
     if isinstance(state.tables, FinishedTables):
         record: SparseRecord | None = state.tables.record
@@ -412,7 +418,7 @@ def _grow(
         new, after = record.grow(data, n_new, state.tables.weights, state.tables.scale)
         if record.mix.get("linear", 0.0) + record.mix.get("svm", 0.0) > 0.0:
             lead = _lead(record, state.tables, data, n_new, fitted.model, context)
-            lower = max(0.0, lead - config.numbers.growth.max_lead)
+            lower = max(0.0, lead - _MAX_LEAD)
             new = replace(new, biases=new.biases - np.float32(lower))
         weights = state.tables.weights.plus(new)
         return _new_state(state, tables=replace(state.tables, weights=weights, record=after)), weights
@@ -456,7 +462,7 @@ def _estimated(
     the other classes are most probable.
     """
     rows, n_total = data.dense(), float(model.classes.n_samples or data.n_rows)
-    scale, growth = model.weights.feature_scale, config.numbers.growth
+    scale = model.weights.feature_scale
     if model.projection is None or model.projection.is_identity:
         found = estimate_discriminant(rows, n_new, scale, config)
     else:
@@ -466,17 +472,17 @@ def _estimated(
         return model.log_normalizers(X, n_threads=context.n_threads)
 
     made_up = None
-    if n_new < growth.enough_classes:
-        more = _make_up_rows(model, found, rows, growth.made_up_rows)
+    if n_new < _ENOUGH_CLASSES:
+        more = _make_up_rows(model, found, rows, _MADE_UP_ROWS)
         made_up = more, level(more)
-    chosen = np.unique(np.linspace(0, data.n_pairs - 1, growth.level_rows).astype(np.int64))
+    chosen = np.unique(np.linspace(0, data.n_pairs - 1, _LEVEL_ROWS).astype(np.int64))
     X: Any = data.X
     others = level(X[data.rows[chosen]])
     of_classes = found.class_rows(rows, n_new)
     fitted = found.level_with(rows, n_total, of_classes, chosen, others, made_up, config)
     if made_up is not None and model.classes.means is None:  # and its rows were a guess from the weights
         lead = float(np.median(fitted.own_scores(rows, n_total, of_classes)[chosen] - others))
-        fitted = replace(fitted, bias=fitted.bias - max(0.0, lead - growth.max_lead))
+        fitted = replace(fitted, bias=fitted.bias - max(0.0, lead - _MAX_LEAD))
     return fitted.grow(rows, n_new, n_total, of_classes)
 
 

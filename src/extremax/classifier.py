@@ -74,7 +74,7 @@ _CHANGED = (
 
 
 class FirstRows(NamedTuple):
-    """Features of the rows of a first call, and what is known about them.
+    """Features of the rows of a first call, with their layout and memory.
 
     Attributes
     ----------
@@ -220,14 +220,12 @@ class Classifier(ClassifierMixin, BaseEstimator):
         """Complete the estimator after a first call."""
 
     def _forget(self) -> None:
-        """Drop everything that an earlier fit left: its memory is needed, and a failed fit must leave
-        nothing.
-        """
+        """Drop the results of an earlier fit: its memory is needed, and a failed fit must leave nothing."""
         raise NotImplementedError
 
     @contextmanager
     def _nothing_left_on_failure(self) -> Iterator[None]:
-        """Forget what a first call has set, unless it got as far as a model."""
+        """Forget a failed first call, unless it got as far as a model."""
         try:
             yield
         except BaseException:
@@ -340,7 +338,7 @@ class Classifier(ClassifierMixin, BaseEstimator):
         return inner.model_.prob_all(features, n_threads=inner._threads)
 
     def unknown(self, X: Any) -> Bool:
-        """Return which rows the model knows nothing about: texts without a known n-gram.
+        """Mark rows that the model knows nothing about: texts without a known n-gram.
 
         Their predictions are the class frequencies of the training rows.
         """
@@ -443,8 +441,8 @@ class Classifier(ClassifierMixin, BaseEstimator):
     def resume_fit(self, X: Any, y: Any, *, callbacks: Sequence[Callback] = ()) -> Self:
         """Continue a `fit` that was interrupted or saved midway, up to `n_epochs`.
 
-        Given the rows of a `fit` without weights and validation, the model becomes what it would have been
-        without the interruption.
+        Given the rows of a `fit` without weights and validation, the result is the model of an uninterrupted
+        fit.
         """
         X, y = self._inputs(X, y)
         features, inner = self.to_features(X), self._inner
@@ -798,7 +796,7 @@ class ExtremeClassifier(Classifier):
     ) -> None:
         """Train a fitted model for one more epoch.
 
-        What goes wrong before that changes nothing; what goes wrong in it takes added classes back.
+        An error before the epoch changes nothing; an error during it removes the added classes again.
         """
         self._check_same_classes(classes)
         before = {name: value for name, value in vars(self).items() if name in _CHANGED}
@@ -1108,7 +1106,7 @@ class ExtremeClassifier(Classifier):
         found = int(self._label_index.lookup([label], n_samples=1, allow_unseen=True)[0])
         if found < 0:
             what = f"{what} {label!r}, which" if what else repr(label)
-            raise ValueError(f"{what} is none of the {len(self.classes_):,} classes of this model.")
+            raise ValueError(f"{what} is not one of the {len(self.classes_):,} classes of this model.")
         return found
 
     def _column_names(self, columns: NDArray[np.integer[Any]]) -> list[str]:
@@ -1139,7 +1137,7 @@ class ExtremeClassifier(Classifier):
         save_model(path, self.model_, state, labels=self.classes_, header=header, parts=parts, card=card)
 
     def _header(self) -> dict[str, Any]:
-        """Return what a saved model holds beside the model: parameters, history, seed."""
+        """Return the parameters, history and seed for a model folder."""
         plain: dict[str, Any] = {
             name: value
             for name, value in self.get_params(deep=False).items()

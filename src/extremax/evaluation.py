@@ -123,7 +123,7 @@ def evaluate(
         Fitted, or loaded from a folder.
     X : features (n_samples, n_features), or for a `TextClassifier` texts
     y : sequence of n_samples labels, or of lists of labels, or indicator matrix (n_samples, n_classes)
-        As in `ExtremeClassifier.fit`; for an `Model`, which has no label names, class numbers. Labels
+        As in `ExtremeClassifier.fit`; for a `Model`, which has no label names, class numbers. Labels
         of unknown classes are left out, and so are rows without any other; both are counted.
     ks : sequence of int
         Values of k.
@@ -245,7 +245,7 @@ class ClassFigures:
     recall : float or None
         Fraction of the rows with this label for which it is predicted first; None without such rows.
     confused_with : int or None
-        The class that is most often predicted first for rows with this label, where it is none of theirs.
+        The wrong class most often predicted first for rows with this label.
     n_confused : int
         Number of these rows.
     """

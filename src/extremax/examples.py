@@ -1,4 +1,4 @@
-"""What the columns of X are, and labelled rows: pairs of a row and one of its classes, each with a weight.
+"""The layout of the columns of X, and labelled rows: pairs of a row and one of its classes, with weights.
 
 With one label per row, pair i is row i and `row_index` is None.  Rows with several labels are indexed by
 their pairs; X is never copied per pair.
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class FeatureLayout:
-    """What the columns of X are.
+    """Layout of the columns of X.
 
     Attributes
     ----------
     n_columns
         All columns.
     n_dense
-        Last columns, which every row has, beside sparse ones: those of an embedding.
+        Columns at the end that are dense: those of an embedding.
     groups
         First columns of groups of n-grams, words and runs of words; those before are of characters. Empty
         where rows are not those of texts.
@@ -177,7 +177,7 @@ class Examples:
         )
 
     def sample_rows(self, n_rows: int) -> Examples:
-        """Return the pairs of so many random rows, or of all if there are no more."""
+        """Return the pairs of `n_rows` random rows, or all pairs if there are fewer rows."""
         chosen = np.zeros(self.n_rows, bool)
         chosen[np.random.default_rng(0).permutation(self.n_rows)[:n_rows]] = True
         return self.take(chosen[self.rows]).compact()

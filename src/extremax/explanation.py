@@ -1,4 +1,4 @@
-"""Why a class was predicted: exact contributions of features to its score, and what a class looks like.
+"""Why a class was predicted: exact contributions of features to its score; portraits of classes.
 
 The score of class y is a sum over the features of the row, ``x_f w_fy``, plus terms that no single feature
 has: the bias of the class, a factor of the sum of the row, an embedding, log p_n of negative sampling.  An
@@ -45,7 +45,7 @@ class Contributions:
         parentheses: ``(class bias)``.
     words : list of (word, contribution)
         The same by the words of the text: the contribution of an n-gram is divided among the words that it
-        covers, by the number of their letters in it.  Empty for rows that are no text.
+        covers, by the number of their letters in it.  Empty for rows that are not texts.
     """
 
     label: Any
@@ -129,7 +129,7 @@ class Explanation:
 
 @dataclass(frozen=True)
 class LabelExplanation:
-    """What speaks for a class, and which classes are like it.
+    """The strongest features of a class, and the classes most like it.
 
     Attributes
     ----------
@@ -236,7 +236,7 @@ def explain_frequencies(classes: NDArray[Any], ids: Int32, log_prob: Float32) ->
 
 
 def explain_class(model: Model, classes: NDArray[Any], label: int, names: Names, k: int) -> LabelExplanation:
-    """Explain what speaks for a class.
+    """Explain a class by its strongest features.
 
     Parameters
     ----------
@@ -262,7 +262,7 @@ def explain_class(model: Model, classes: NDArray[Any], label: int, names: Names,
 
 
 def _class_contributions(model: Model, X: Features, ids: Int32) -> RowTerms:
-    """Return how the scores of classes add up, some of which may be merged.
+    """Return the terms of the scores of classes, some of which may be merged.
 
     With shares r of its lines, the score of a merged class is the mean of theirs, weighted by r, plus the
     temperature of the row times the entropy of r.

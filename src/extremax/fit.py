@@ -390,7 +390,7 @@ _REMEDIES = {
 def require_memory(
     trainer: Trainer, data: Examples, n_classes: int, config: FitConfig, context: Context, request: Request
 ) -> None:
-    """Log an upper bound of what a fit needs beside X, and refuse it where less is available."""
+    """Log an upper bound of the memory of a fit besides X, and refuse it if less is available."""
     X: Any = data.X
     problem, solver = problem_size(data, n_classes), config.solver
     need = {"training": trainer.memory(problem, data), **request.held}

@@ -128,7 +128,7 @@ class ClassInfo:
                 checks.reject(f"{name} are those of {len(array):,} classes, weights of {n_classes:,}")
 
 
-# The attribute of a model behind each component of a folder, and what builds it of its state.
+# The attribute of a model for each component of a folder, and the function that restores it.
 COMPONENTS: dict[str, tuple[str, Callable[[State], Any]]] = {
     "weights": ("weights", partial(restore, "weights")),
     "noise": ("noise", partial(restore, "noise")),
@@ -162,7 +162,7 @@ class Model:
     classes
         Counts, means and descriptions of the classes.
     searches
-        Indexes by name, beside exact search; "beam" is the default approximate one.
+        Indexes by name, besides exact search; "beam" is the default approximate one.
     config
         The resolved parameters and tuned numbers of the fit; None for a model that was not fitted here.
     n_epochs
@@ -201,12 +201,12 @@ class Model:
 
     @property
     def layout(self) -> FeatureLayout:
-        """What the columns of the features are."""
+        """Layout of the columns of the features."""
         return FeatureLayout(self.n_features) if self.config is None else self.config.layout
 
     @property
     def noise_term(self) -> Noise | None:
-        """What prediction adds to the scores; None where they are unbiased."""
+        """The noise whose log-probability prediction adds to the scores; None where they are unbiased."""
         return self.noise if SOLVERS[self.solver].adds_log_noise else None
 
     @property
@@ -227,9 +227,7 @@ class Model:
         return fits and self.scorer.linear_scores and not isinstance(self.weights, SparseWeights)
 
     def describe(self) -> dict[str, Any]:
-        """Return what was left open and chosen: resolved parameters, figures from the data, calibration,
-        beam.
-        """
+        """Return all automatic choices: resolved parameters, figures from the data, calibration, beam."""
         found: dict[str, Any] = {"solver": self.solver}
         if self.config is not None:
             found |= {"n_epochs": self.config.n_epochs, **self.config.solver.chosen()}
@@ -481,7 +479,7 @@ class Model:
         found = predictor.choose_calibration(examples, config=config)
         if examples.label_edges is None:
             return replace(self, calibration=found, reference=None)
-        labels = predictor.choose_label_calibration(examples, self.n_classes, config=config)
+        labels = predictor.choose_label_calibration(examples, self.n_classes)
         return replace(self, calibration=found, label_calibration=labels, reference=None)
 
     def with_reference(self, reference: Reference | None) -> Model:
@@ -503,13 +501,13 @@ class Model:
     # -- files ---------------------------------------------------------------------------------------------
 
     def components(self) -> dict[str, State]:
-        """Return the states of all parts, by name."""
+        """Return the states of all components, by name."""
         found = {name: vars(self)[attribute] for name, (attribute, _) in COMPONENTS.items()}
         found |= {f"search_{name}": index for name, index in self.searches.items()}
         return {name: part.state() for name, part in found.items() if part is not None}
 
     def header(self) -> dict[str, Any]:
-        """Return what a model folder stores beside the states of the parts."""
+        """Return the header of a model folder, without the states of the components."""
         return {
             "solver": self.solver,
             "n_epochs": self.n_epochs,
@@ -519,7 +517,7 @@ class Model:
 
     @classmethod
     def from_components(cls, header: Mapping[str, Any], parts: Mapping[str, State]) -> Model:
-        """Build a model from what `header` and `components` gave."""
+        """Restore a model from its header and the states of its components."""
         if checks.get_text(header, "solver") not in SOLVERS:
             raise ModelFileError(
                 f"the model's solver {header['solver']!r} is unknown (known: {', '.join(SOLVERS)});"

@@ -390,9 +390,9 @@ def load_model(
 ) -> ExtremeClassifier | TextClassifier:
     """Open a model that `save` of a classifier wrote, in one piece or in shards of classes.
 
-    Arrays are memory-mapped: opening a larger model takes no longer. Each load checks the header, the sizes,
-    a sample of the data, and that all parts fit together. A `random_state` that was not an integer is loaded
-    as None.
+    Arrays are memory-mapped, so a larger model takes no longer to open; shards are joined in memory. Each
+    load checks the header, the sizes, a sample of the data, and that all parts fit together. A
+    `random_state` that was not an integer is loaded as None.
 
     Parameters
     ----------

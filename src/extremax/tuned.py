@@ -36,19 +36,19 @@ class OrderConfig:
 class RowConfig:
     """Training with negatives drawn for each row (the paper's method and its baselines)."""
 
-    n_epochs: int = 20
+    n_epochs: int = 20  # passes over the data
     learning_rate: float = 0.3  # for rows of mean square length one
-    optimizer: str = "adagrad"
+    optimizer: str = "adagrad"  # one sum of squares per weight
     score_penalty: float = 1e-4  # the paper's lambda
-    min_batch: int = 16  # rows
-    max_batch: int = 512  # rows; they stay in the cache
+    min_batch: int = 16  # rows of a minibatch, at least
+    max_batch: int = 512  # rows of a minibatch, at most: they stay in the cache
     classes_per_row: int = 16  # classes for each row of a minibatch: hardly two rows share a class
-    batches_per_epoch: int = 32  # at least
+    batches_per_epoch: int = 32  # minibatches of an epoch, at least
     # start of Adagrad's sums: a vanishing first gradient makes no full-length step
     initial_square: float = 1e-8
     prior_pairs: int = 4  # pairs per class between two steps of the Gaussian prior
     start_log_probs: int = 1 << 24  # log-probabilities of the noise averaged for the start of NCE
-    min_start_rows: int = 16
+    min_start_rows: int = 16  # rows of that average, at least
     augment_reduce_decay: float = 0.9  # exponent of the weight (1 + epoch)^-decay of the newest estimate
     progress_pairs: int = 1 << 17  # pairs between two looks at clock and interrupts
 
@@ -58,55 +58,44 @@ class BatchConfig:
     """Softmax over classes that a minibatch shares."""
 
     max_features: int = 1024  # features up to which whitening is cheap and this may be the default
-    min_batch: int = 16  # rows
-    max_batch: int = 256  # rows
-    batches_per_epoch: int = 32  # at least
-    max_scores: int = 1 << 25  # scores of a minibatch
+    min_batch: int = 16  # rows of a minibatch, at least
+    max_batch: int = 256  # rows of a minibatch, at most
+    batches_per_epoch: int = 32  # minibatches of an epoch, at least
+    max_scores: int = 1 << 25  # scores of a minibatch, at most
     min_steps: int = 900  # minibatches of a whole fit, where that takes ...
     min_epochs: int = 5  # ... at least so many epochs ...
     max_epochs: int = 50  # ... and at most so many
-    learning_rate: float = 0.5
+    learning_rate: float = 0.5  # first step size, on whitened rows
     learning_rate_many_classes: float = 1.0  # a class that is met rarely must learn from a few steps
-    learning_rate_plain: float = 0.1  # without the precondition
+    learning_rate_plain: float = 0.1  # step size without whitening
     # fraction of the epochs over which the learning rate rises from zero: at its full length, the first
     # steps move classes that were just met past all others, and the start is lost
     warm_up: float = 0.15
-    warm_up_power: float = 2.0  # of the fraction of the warm-up that is done
-    optimizer: str = "adagrad_row"
-    class_exponent: float = 0.5  # of the class frequencies, beside the cells of the tree
+    optimizer: str = "adagrad_row"  # one sum of squares per class
+    class_exponent: float = 0.5  # of the class frequencies, outside the cells of the tree
     many_classes: int = 64  # classes for each shared one above which cells of the tree no longer pay
-    rows_per_cell: int = 4096  # rows, on average, at least
-    max_cells: int = 256
+    rows_per_cell: int = 4096  # rows of a cell on average, at least
+    max_cells: int = 256  # cells of the tree, at most
     cell_levels: int = 2  # levels of the tree below a cell, at least
-    min_cell_gain: float = 1.0  # how much better sets with a cell's classes cover held-out labels, at least
     # longest step of a class in whitened rows: rows of one cell are alike, gradients add up
     max_step: float = 1.5
-    initial_gradients: float = 20.0  # gradients of full length that a class's Adagrad sum starts with
-    # with many features no first step changes a score by more than 3.5 rates
-    min_initial_square: float = 0.08
-    initial_bias_square: float = 0.02
     progress_batches: int = 64  # minibatches between two looks at the clock
     # The first part of a stream gives whitening and start where it has so many rows per feature ...
     stream_rows: float = 1.0
     stream_classes: float = 0.25  # ... and so many of the classes, or of as many classes as it has rows
-    # The sums of all parts renew it at doubling numbers of rows, up to so many per feature or class ...
-    stream_refresh_rows: int = 32
-    stream_values: int = 1 << 22  # ... where sums of classes and products have no more numbers than this
-    stream_slack: float = 0.5  # nats by which labels of a part may be less probable: a sorted stream waits
-    stream_test_rows: int = 512  # rows of the next part that compare the weights with a new discriminant
 
 
 @dataclass(frozen=True)
 class CandidateConfig:
     """Softmax over the best classes of each row, class by class in the dual."""
 
-    n_candidates: int = 32  # classes that each row is compared with, beside its own
+    n_candidates: int = 32  # classes that each row is compared with, besides its own
     n_epochs: int = 2  # the second compares with the classes that the first made likely
     regularization: float = 0.2  # of a whole fit, for whitened rows and weights of one; at least ...
     # ... this over the root of the number of features: with few of them, a change of a class is felt by all
     # rows, also by those that do not list the class
     regularization_root: float = 4.0
-    bias_feature: float = 0.3
+    bias_feature: float = 0.3  # constant feature by which the biases are trained
     passes: int = 4  # over the pairs of a class, in an epoch
     small_dual: float = 1e-3  # negatives of less probability are left out of the later passes
     shrinkages: tuple[float, ...] = (1.0, 4.0, 16.0)  # of the class means of the start; left-out rows choose
@@ -130,7 +119,7 @@ class WarmStartConfig:
     # training rows, each left out of its class's mean, that choose the scale of the start
     sample_rows: int = 512
     sample_classes: int = 2048  # classes they are compared with
-    scales: tuple[float, ...] = tuple(float(2**i) for i in range(-2, 9))
+    scales: tuple[float, ...] = tuple(float(2**i) for i in range(-2, 9))  # of the start, to choose from
     tolerance: float = 0.01  # nats; the smallest scale so close to the best one is taken
     # fraction of the best scale to start from: training sharpens, and rarely takes back
     init_scale_factor: float = 0.6
@@ -143,14 +132,6 @@ class GrowthConfig:
     # of the shrinkage of the start: training has made the weights of the other classes longer since
     shrinkage_factor: float = 0.5
     bias: float = 0.5  # nats that further classes are ahead of those of the start
-    # without whitened rows: classes from which their rows stand for those of other classes, too; with fewer,
-    # made-up rows do; and how far classes may be ahead of the others
-    enough_classes: int = 10
-    made_up_rows: int = 500
-    level_rows: int = 128  # of the further classes whose probability chooses the scale and that lead
-    max_lead: float = 2.0  # median lead, in nats, on rows of their own where no others can be compared
-    origin_classes: float = 10.0  # that the origin counts for, where the mean of all rows is not known
-    levels: tuple[float, ...] = tuple(float(i) for i in range(-40, 41))
 
 
 @dataclass(frozen=True)
@@ -261,21 +242,12 @@ class ScaleConfig:
     """Scaling of the features to rows of mean square length one."""
 
     standardize: bool = True  # columns of uneven scale (on whitened rows), and limit outlying rows
-    max_unevenness: float = (
-        100.0  # mean over median variance of the columns up to which they stay as they are
-    )
     sample_rows: int = 4096  # rows, from all over X, whose quantiles tell ordinary numbers from others
-    quantile: float = 0.995  # of deviations and of row lengths: fewer than one row in 200 may be outlying
-    margin: float = 3.0  # times that quantile, up to which deviations and lengths count
-    min_rows: int = 50  # with fewer, the quantile is the largest: nothing is limited
-    min_limit: float = 2.0  # root mean square lengths that a row may have in any case
-    max_column: float = (
-        100.0  # size of a sparse column, over the median of all, up to which it stays as it is
-    )
+    min_rows: int = 50  # rows; with fewer, nothing is limited
+    max_column: float = 100.0  # size of a sparse column over the median size, up to which it is left alone
     sparse_sample: int = 100_000  # entries of a sparse matrix that tell whether any is so large
-    rounding: float = 5e-7  # of the size of a column; a smaller deviation is the rounding of float32
     max_length: float = 1e34  # mean row length above which products leave float32
-    min_length: float = 1e-30  # below which rows count as zero
+    min_length: float = 1e-30  # mean row length below which rows count as zero
 
 
 @dataclass(frozen=True)
@@ -313,40 +285,26 @@ class TreeTuningConfig:
 
 
 @dataclass(frozen=True)
-class PCAConfig:
-    """Principal components: exact up to a number of features, by subspace iteration beyond."""
-
-    exact_features: int = 1024  # features up to which the covariance matrix is formed
-    oversampling: int = 16  # directions of the subspace beyond those asked for
-    power_steps: int = 4  # iterations of the subspace
-    block_rows: int = 4096  # rows per partial sum
-
-
-@dataclass(frozen=True)
 class SearchConfig:
     """Blocks and tiles of exact search, and the beam down the label tree (lab/tuning.md#searchconfig).
 
     None of these depends on the number of threads, so that no result does.
     """
 
-    scratch_bytes: int = 256 << 20  # working memory of one call on up to `tiles_at_once` threads
+    scratch_bytes: int = 256 << 20  # working memory of one call on up to eight threads
     max_result_bytes: int = 2 << 30  # largest (n_samples, n_classes) array that is returned
-    tiles_at_once: int = 8  # tiles in memory at the same time: assumed, not counted
-    class_groups: int = 16  # groups of classes, the tasks that threads share
     block_rows: int = 1024  # rows per matrix product: more do not make it faster
     tile_depth: int = 10  # levels of a subtree that is one tile: 1,024 leaves
     min_tile_depth: int = 8  # levels; a small tree is cut into shallower tiles, so that all threads have some
     tile_scores: int = 2 << 20  # scores per tile, 8 MB: the tiles of all threads stay in the last-level cache
     noise_rows: int = 256  # rows whose log p_n is computed and used together
-    few_rows: int = 64  # rows; fewer do not repay a copy of the weights in the order of the leaves ...
-    small_weights: int = 1 << 22  # ... unless there are no more weights than this
+    small_weights: int = 1 << 22  # weights; so few are copied into the order of the leaves for any rows
     small_work: int = 1 << 24  # multiplications; below, BLAS uses one thread anyway
     table_block_scores: int = 4 << 20  # scores whose softmax is computed together
     tree_beam_width: int = 64  # nodes per level of the label tree
     beam_block_rows: int = 16384  # rows whose candidates are in memory together; X may be on disk
     row_task_scores: int = 1 << 17  # scores that a thread computes or scans at a time, where it goes by rows
-    row_block: int = 512  # rows that read the columns of sparse weights together, at most ...
-    row_block_scores: int = 1 << 24  # ... and their scores, 64 MB
+    row_block_scores: int = 1 << 24  # scores of rows that read the columns of sparse weights together, 64 MB
     column_fraction: float = 0.125  # of the classes: a feature on which more have a weight becomes a column
     column_bytes: int = 512 << 20  # bytes of such columns, at most
     pair_block_rows: int = 16384  # rows whose pairs are scored together; X may be on disk
@@ -359,28 +317,17 @@ class PQConfig:
     min_classes: int = 2048  # classes; fewer are scored as fast as searched
     max_features: int = 2048  # features: the covariance takes their square in memory, their cube in time
     subvectors: int = 56  # subvectors of a weight vector, at most; four bits each: 28 bytes per class
-    rotation_seed: int = 20_200_430  # seed of the random rotation, which depends on no data
-
-    rows_per_feature: int = 8  # rows of the covariance per feature ...
-    min_rows: int = 2048  # ... at least
-    max_rows: int = 8192  # ... at most
-    ridge: float = 1e-3  # of the mean variance of a feature
-    min_ridge: float = 1e-12  # variance; rows have a mean square length of about one
 
     target_recall: float = 0.997  # of held-out rows: 99%, and what a thousand rows may be wrong by
     max_width_rows: int = 2048  # rows that choose the width, at most
     enough_width_rows: int = 500  # held-out rows; fewer would leave the width to the hardest two or three
     min_width_rows: int = 100  # rows; fewer cannot measure one in a hundred, and the default is exact search
     min_width: int = 16  # classes, the first width that is tried
-    fallback_width: int = 64  # classes, the width of the tail-mass correction where no width was chosen
 
     tail_rows: int = 512  # rows by which the tail-mass correction is fitted
     tail_scales: tuple[float, ...] = (0.7, 1.0, 1.4)  # inverse temperatures, relative to the model's
-    tail_quantile: float = 0.99  # of |z|^2 of these rows, up to which the correction grows
-    min_tail_mass: float = 1e-3  # of the mass of the scored classes; less is rounding error in float32
 
     threshold_classes: int = 2048  # classes whose approximate scores set the threshold of a row, at least
-    max_stride: int = 16  # ... and at least one in so many
     max_candidates: int = 4  # times the width; a row with more goes to exact search
 
     # Time over that of one feature of one class in exact search (AMD EPYC).
@@ -392,7 +339,7 @@ class PQConfig:
 
 @dataclass(frozen=True)
 class CalibrationConfig:
-    """Temperature and uniform mixing, and the rows that choose them (lab/tuning.md#calibrationconfig)."""
+    """The rows that choose the calibration (lab/tuning.md#calibrationconfig)."""
 
     min_pairs: int = 20_000  # training pairs; with fewer, no rows are held out
     row_fraction: float = 1 / 40  # of the rows are held out ...
@@ -401,30 +348,10 @@ class CalibrationConfig:
     min_rows: int = 128  # ... but so many rows, or none
     label_row_fraction: float = 1 / 20  # of the rows where rows have several labels, however few the pairs
     label_min_rows: int = 64  # ... but so many rows, or none
-    label_candidates: int = 64  # best classes of a row that the probability of each label is fitted on
-    label_penalty: float = 1.0  # of the squared coefficients of that fit, in labels
     label_min_prob: float = 0.01  # probability from which a label counts in its calibration error
-
     rows_after_interrupt: int = 256  # rows, after Ctrl-C: the user is waiting
-    log_temperature_grid: tuple[float, ...] = tuple(-1.6 + 0.2 * i for i in range(17))  # log temperatures
-    prior_spread: float = 0.5  # of log temperature; a few rows that are all right must not ask for certainty
-    # Probability; beyond a tenth, the top-1 loses more calibration than a temperature gives back.
-    uniform_mix_grid: tuple[float, ...] = (
-        0.0, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.07, 0.1,
-    )  # fmt: skip
-    min_gain: float = 2.0  # nats over all rows that the top-1 must gain by any uniform mixing
-    top1_weight: float = 10.0  # of a nat of the top-1, in nats of the labels
-    max_loss_per_row: float = 0.01  # nats that the labels may lose for the calibration of the top-1
-    max_probability: float = 1.0 - 1e-9  # the largest probability that counts
-    # The temperature depends on the row, but for scores with a noise term:
-    max_tempered_classes: int = 1 << 20  # of dense weights: scores of all classes are kept and summed twice
-    max_slope: float = 0.5  # of the temperature's exponent: from a third to 1.05 times the temperature
-    slope_spread: float = 0.25  # of the prior of the slope
-    slope_top1_weight: float = 1.0  # of a nat of the top-1, in nats of the labels
-    outside_penalty: float = 100.0  # nats for a row, per unit of log temperature outside of the grid
-    slope_evaluations: int = 80  # of the loss, for each uniform mixing
-    block_scores: int = 1 << 22  # scores per task
-    tile_classes: int = 1 << 13  # classes whose exponentials stay in the cache for all temperatures
+    # classes of dense weights up to which the temperature depends on the row: scores are summed twice
+    max_tempered_classes: int = 1 << 20
 
 
 @dataclass(frozen=True)

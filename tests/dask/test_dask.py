@@ -416,11 +416,8 @@ def sharded_folder(tmp_path):
 
 @pytest.mark.identity
 def test_sharded_weights_score_as_one_array(sharded_folder) -> None:
-    from extremax.scores.dense import ShardedWeights
-
     save, local, X = sharded_folder
     opened = load_model(save())
-    assert isinstance(opened.model_.weights, ShardedWeights)
     assert (opened.decision_function(X) == local.decision_function(X)).all()
     assert (opened.predict_topk(X, 4)[1] == local.predict_topk(X, 4)[1]).all()
     assert opened.log_likelihood(X, local.predict(X)) == local.log_likelihood(X, local.predict(X))

@@ -8,7 +8,6 @@ import scipy.sparse as sp
 
 from coverings import in_turn
 from extremax.data import PCA, planted_hierarchy
-from extremax.tuned import PCAConfig
 
 
 def reference(X, k, weight=None):
@@ -179,16 +178,18 @@ def test_bad_input_rejects():
 
 @pytest.mark.reference
 @pytest.mark.parametrize("block_rows", [64, 333, 10_000])
-def test_block_sums_in_lanes_match_reference(block_rows):
+def test_block_sums_in_lanes_match_reference(block_rows, monkeypatch):
     X = falling(1000, 7)
-    pca = PCA.fit(X, 2, config=PCAConfig(block_rows=block_rows))
+    monkeypatch.setattr("extremax.features.pca._BLOCK_ROWS", block_rows)
+    pca = PCA.fit(X, 2)
     np.testing.assert_allclose(pca.explained_variance, reference(X, 2)[1], rtol=1e-5)  # float32 products
 
 
 @pytest.mark.reference
-def test_subspace_iteration_matches_reference():
+def test_subspace_iteration_matches_reference(monkeypatch):
     X = falling(2000, 40)
-    iterated = PCA.fit(X, 3, config=PCAConfig(exact_features=10))
+    monkeypatch.setattr("extremax.features.pca._EXACT_FEATURES", 10)
+    iterated = PCA.fit(X, 3)
     mean, values, vectors = reference(X, 3)
     np.testing.assert_allclose(iterated.mean, mean, atol=2e-6)  # float32 rounding of values near 3
     np.testing.assert_allclose(iterated.explained_variance, values, rtol=1e-4)

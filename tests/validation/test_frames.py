@@ -100,7 +100,7 @@ def test_a_dataset_is_read_in_its_selection():
 
 def test_sentences():
     frame = pd.DataFrame({"a": [1.0, 2.0]})
-    with pytest.raises(ValueError, match="'label', which is none of the columns of X: 'a'"):
+    with pytest.raises(ValueError, match="'label', which is not a column of X: 'a'"):
         frame_inputs(frame, "label")
     with pytest.raises(ValueError, match="column 'b' of X does not hold numbers"):
         ExtremeClassifier().fit(pl.DataFrame({"a": [1.0, 2.0], "b": ["x", "y"]}), ["p", "q"])

@@ -261,7 +261,7 @@ class RowFit:
         limited = [job.submit(_count_limited, scaling, X) for X in rows.X]
         found, *counts = job.gather([scaling, *limited])
         n_limited = sum(counts)
-        if found.is_needed(n_limited, numbers):
+        if found.is_needed(n_limited):
             self.scaling = found
             if n_limited:
                 self.chosen["limited_rows"] = n_limited

@@ -450,7 +450,7 @@ class NgramFeatures(TransformerMixin, BaseEstimator, auto_wrap_output_keys=()): 
         return options
 
     def state(self) -> State:
-        """Return what a model folder stores: a JSON header and arrays."""
+        """Return the state that a model folder stores: a JSON header and arrays."""
         self._check_fitted()
         header = {
             "kind": KIND,
@@ -473,7 +473,7 @@ class NgramFeatures(TransformerMixin, BaseEstimator, auto_wrap_output_keys=()): 
 
     @classmethod
     def from_state(cls, state: State) -> NgramFeatures:
-        """Make features of what `state` returned."""
+        """Restore features from their state."""
         header, arrays = state.header, state.arrays
         if header.get("kind") != KIND or header.get("format_version") != FORMAT_VERSION:
             kind, version = header.get("kind"), header.get("format_version")
@@ -568,7 +568,7 @@ class NgramFeatures(TransformerMixin, BaseEstimator, auto_wrap_output_keys=()): 
         progress: Callable[[int, int], None] | None,
         rows: _Rows | None,
     ) -> Seen:
-        """Return what the training texts hold, by bucket, and append buckets and counts of each to `rows`."""
+        """Count the n-grams of the training texts by bucket; append the buckets of each text to `rows`."""
         n_buckets = self.options.n_buckets
         tables = Scratch(lambda: _empty_seen(n_buckets))
         blocks = text_blocks(texts)
@@ -727,7 +727,7 @@ def _fold(bits: NDArray[np.uint8]) -> NDArray[np.uint8]:
 
 
 class _Names(NamedTuple):
-    """N-grams of some columns: the columns, rising, and what `cut_out` returned as UTF-8."""
+    """N-grams of some columns: the columns, rising, and the UTF-8 of each n-gram."""
 
     columns: Int32
     ends: Int64

@@ -27,10 +27,12 @@ from extremax.runtime.products import one_blas_thread, read_only, sparse_times_d
 from extremax.runtime.threads import resolve_threads, run, split
 from extremax.storage import checks
 from extremax.storage.state import State
-from extremax.tuned import PCAConfig
 from extremax.types import Float32, Float64, Int64
 
-_CONFIG = PCAConfig()
+_EXACT_FEATURES = 1024  # features up to which the covariance matrix is formed
+_OVERSAMPLING = 16  # directions of the subspace beyond those asked for
+_POWER_STEPS = 4  # iterations of the subspace
+_BLOCK_ROWS = 4096  # rows per partial sum
 _ROWS_PER_TASK = 1024  # of a projection
 _SPARSE_FEATURES = 4096  # features beyond which sparse rows are not unpacked
 _SAMPLE_ROWS = 4096  # rows that tell the size of the numbers
@@ -87,7 +89,6 @@ class PCA:
         max_rows: int | None = MAX_ROWS,
         n_jobs: int | None = None,
         scaling: ColumnScaling | None = None,
-        config: PCAConfig = _CONFIG,
     ) -> PCA:
         """Find the directions of largest variance.
 
@@ -106,8 +107,6 @@ class PCA:
             Threads; the result does not depend on it.
         scaling : ColumnScaling or None
             How columns of a dense X are standardised first: the directions are those of standardised rows.
-        config : PCAConfig
-            Numbers of the algorithm.
         """
         if X.ndim != 2 or X.shape[0] < 1 or X.shape[1] < 1:
             raise ValueError(
@@ -116,12 +115,12 @@ class PCA:
             )
         if n_components < 0:
             raise ValueError(f"n_components is {n_components}; it must not be negative.")
-        rows = _Rows(X, sample_weight, max_rows, config.block_rows, scaling)
+        rows = _Rows(X, sample_weight, max_rows, scaling)
         n_threads = resolve_threads(n_jobs)
         n_components = min(n_components, rows.n_features)
         with one_blas_thread():
             total = rows.total_weight()
-            if rows.n_features <= config.exact_features:
+            if rows.n_features <= _EXACT_FEATURES:
                 covariance, mean = _covariance(rows, total, n_threads)
                 first = rows.n_features - n_components
                 values, vectors = np.zeros(0), np.zeros((rows.n_features, 0))
@@ -130,7 +129,7 @@ class PCA:
                         covariance, subset_by_index=(first, rows.n_features - 1)
                     )
             else:
-                values, vectors, mean = _subspace_iteration(rows, total, n_components, config, n_threads)
+                values, vectors, mean = _subspace_iteration(rows, total, n_components, n_threads)
         found = cls._from_eigen(values[::-1], vectors[:, ::-1], mean)
         return cls(found.components, found.mean, found.explained_variance / rows.unit**2)
 
@@ -180,13 +179,13 @@ class PCA:
         )
 
     def state(self) -> State:
-        """Return what a model folder stores."""
+        """Return the state that a model folder stores."""
         arrays = {"components": self.components, "mean": self.mean}
         return State({}, {**arrays, "explained_variance": self.explained_variance})
 
     @classmethod
     def from_state(cls, state: State) -> PCA:
-        """Make the projection of what `state` returned."""
+        """Restore a projection from its state."""
         components = checks.get_array(state.arrays, "components", "f4", (None, None))
         k, n_features = components.shape
         mean = checks.get_array(state.arrays, "mean", "f4", (n_features,))
@@ -241,7 +240,6 @@ class _Rows:
         X: Any,
         sample_weight: NDArray[Any] | None,
         max_rows: int | None,
-        block_rows: int,
         scaling: ColumnScaling | None = None,
     ) -> None:
         if sp.issparse(X):
@@ -266,7 +264,7 @@ class _Rows:
             self.weight = weight / weight.mean()
         self.scaling = scaling
         self.shift, self.unit = (0.0, 1.0) if scaling is not None else self._typical()
-        self.blocks = split(self.n_rows, 4 * block_rows if self.stay_sparse else block_rows)
+        self.blocks = split(self.n_rows, 4 * _BLOCK_ROWS if self.stay_sparse else _BLOCK_ROWS)
 
     def total_weight(self) -> float:
         return float(self.n_rows) if self.weight is None else float(self.weight.sum())
@@ -319,14 +317,13 @@ def fit_bytes(
     n_threads: int,
     *,
     is_sparse: bool = False,
-    config: PCAConfig = _CONFIG,
 ) -> int:
     """Return the bytes that `PCA.fit` takes: blocks of rows, products, their sums, eigenvectors."""
     n_rows, n_features = shape
-    exact = n_features <= config.exact_features
-    width = n_features if exact else min(n_components + config.oversampling, n_features)
+    exact = n_features <= _EXACT_FEATURES
+    width = n_features if exact else min(n_components + _OVERSAMPLING, n_features)
     stays_sparse = is_sparse and n_features > _SPARSE_FEATURES
-    block_rows = config.block_rows * (4 if stays_sparse else 1)
+    block_rows = _BLOCK_ROWS * (4 if stays_sparse else 1)
     n_blocks = -(-min(n_rows, MAX_ROWS) // block_rows)
     product = (width + 1) * n_features
     lanes = _count_lanes(product, n_blocks)
@@ -346,10 +343,9 @@ def find_moments(
     sample_weight: NDArray[Any] | None = None,
     max_rows: int | None = MAX_ROWS,
     n_threads: int = 1,
-    config: PCAConfig = _CONFIG,
 ) -> tuple[Float64, Float64]:
     """Return covariance (f, f) and mean (f,) of standardised rows; the parameters are those of `PCA.fit`."""
-    rows = _Rows(X, sample_weight, max_rows, config.block_rows, scaling)
+    rows = _Rows(X, sample_weight, max_rows, scaling)
     with one_blas_thread():
         return _covariance(rows, rows.total_weight(), n_threads)
 
@@ -431,14 +427,14 @@ def _covariance(rows: _Rows, total: float, n_threads: int) -> tuple[Float64, Flo
 
 
 def _subspace_iteration(
-    rows: _Rows, total: float, n_components: int, config: PCAConfig, n_threads: int
+    rows: _Rows, total: float, n_components: int, n_threads: int
 ) -> tuple[Float64, Float64, Float64]:
     """Return the largest eigenpairs of the covariance C in the rows' unit, ascending, and the mean.
 
     For many features: only products ``C Q`` are computed.
     """
     n_features = rows.n_features
-    width = min(n_components + config.oversampling, n_features)
+    width = min(n_components + _OVERSAMPLING, n_features)
     basis = np.random.Generator(np.random.SFC64(0)).standard_normal((n_features, width))
     basis = _orthonormal(basis)
     drift: Float64 = np.zeros(0)  # column `width` of each product holds the column sums
@@ -462,7 +458,7 @@ def _subspace_iteration(
         image: Float64 = sums[:, :width] / total - np.outer(drift, drift @ Q)
         return image
 
-    for _ in range(config.power_steps):
+    for _ in range(_POWER_STEPS):
         # the second pass removes what rounding left in the first
         basis = _orthonormal(_orthonormal(product(basis)))
     small = basis.T @ product(basis)

@@ -34,6 +34,11 @@ from extremax.types import Bool, Features, Float32, Float64, Int64
 BLOCK_ROWS = 1024  # rows that are summed together
 BLOCK_CLASSES = 4096  # classes that a thread converts at a time
 _LANES = 8  # partial sums
+_MAX_UNEVENNESS = 100.0  # mean over median variance of the columns up to which they stay as they are
+_QUANTILE = 0.995  # of deviations and of row lengths: fewer than one row in 200 may be outlying
+_MARGIN = 3.0  # times that quantile, up to which deviations and lengths count
+_MIN_LIMIT = 2.0  # root mean square lengths that a row may have in any case
+_ROUNDING = 5e-7  # of the size of a column; a smaller deviation is the rounding of float32
 
 
 @dataclass(frozen=True)
@@ -115,15 +120,15 @@ class ColumnScaling:
                 " by one large number."
             )
         f = 2.0 ** -round(math.log2(length)) if length >= config.min_length else 1.0
-        rounding = np.maximum(config.rounding * np.abs(centre), config.min_length)
+        rounding = np.maximum(_ROUNDING * np.abs(centre), config.min_length)
         varies = spread > rounding
         # A constant column may vary in later rows: it is then as one of the largest.
         others = np.maximum(float(spread[varies].max()) if varies.any() else 1.0, rounding)
         factor = 1.0 / (np.where(varies, spread, others) * f * np.sqrt(max(int(varies.sum()), 1)))
         found = cls((centre * f).astype(np.float32), factor.astype(np.float32), f, np.inf)
         lengths = np.sqrt(found._squared_lengths(sample))
-        limit = config.margin * _high(lengths, config) if n_rows >= config.min_rows else np.inf
-        return cls(found.centre, found.factor, f, max(limit, config.min_limit))
+        limit = _MARGIN * _high(lengths) if n_rows >= config.min_rows else np.inf
+        return cls(found.centre, found.factor, f, max(limit, _MIN_LIMIT))
 
     def rows(self, X: Float32, out: Float32 | None = None) -> Float32:
         """Return u of dense rows, float32 (n, n_features)."""
@@ -182,9 +187,9 @@ class ColumnScaling:
         """One over `factor`."""
         return 1.0 / self.factor.astype(np.float64)
 
-    def is_needed(self, n_limited: int, config: ScaleConfig) -> bool:
+    def is_needed(self, n_limited: int) -> bool:
         """Whether rows are outlying, columns of very different scales, or rows far from zero."""
-        return n_limited > 0 or max(self.unevenness, self.offset) > config.max_unevenness
+        return n_limited > 0 or max(self.unevenness, self.offset) > _MAX_UNEVENNESS
 
     def to_features(self, weights: Float32, biases: Float32, n_threads: int) -> None:
         """Turn weights for u into weights for f x, in place."""
@@ -248,7 +253,7 @@ def change_blocks(
 
 @dataclass(frozen=True)
 class LargeColumns:
-    """Columns of sparse features that are far larger than others, and what they are multiplied by.
+    """Columns of sparse features that are far larger than others, and their factors.
 
     Factors are powers of two, so that no digit of a feature or of a weight is lost.
     """
@@ -321,12 +326,12 @@ class LargeColumns:
         return weights @ sp.diags(of_column) if sp.issparse(weights) else weights * of_column
 
     def header(self) -> dict[str, list[float]]:
-        """Return what a saved model holds."""
+        """Return the columns and factors as JSON can hold them."""
         return {"columns": self.columns.tolist(), "factors": self.factors.tolist()}
 
     @classmethod
     def from_header(cls, header: Any, n_features: int) -> LargeColumns:
-        """Restore what `header` returned; raises ModelFileError for anything else."""
+        """Restore the columns of a header; anything else is a ModelFileError."""
         columns = checks.get_list(header, "columns", (int,))
         factors = checks.get_list(header, "factors", (float,))
         sound = all(0 <= c < n_features for c in columns) and all(0.0 < f < 1.0 for f in factors)
@@ -362,7 +367,7 @@ def limit_sparse_rows(X: Any, config: ScaleConfig) -> tuple[Any, int]:
 def length_limit(lengths: Float64, config: ScaleConfig) -> float:
     """Return the length from which rows are far longer than others."""
     some = lengths[lengths > 0.0]
-    return config.margin * _high(some, config) if len(some) >= config.min_rows else np.inf
+    return _MARGIN * _high(some) if len(some) >= config.min_rows else np.inf
 
 
 def shorten_rows(X: Any, lengths: Float64, limit: float) -> tuple[Any, int]:
@@ -422,9 +427,9 @@ def sample_places(n_rows: int, config: ScaleConfig) -> Int64:
     return where
 
 
-def _high(values: NDArray[Any], config: ScaleConfig) -> float:
+def _high(values: NDArray[Any]) -> float:
     """Return a high quantile: one of the values, never the largest of several."""
-    place = int(config.quantile * (len(values) - 1))
+    place = int(_QUANTILE * (len(values) - 1))
     return float(np.partition(values, place)[place])
 
 
@@ -434,12 +439,12 @@ def _bounds(deviation: Float64, config: ScaleConfig) -> Float64:
     bounds = np.full(n_features, np.inf)
     if n_rows < config.min_rows:
         return bounds
-    place = int(config.quantile * (n_rows - 1))
+    place = int(_QUANTILE * (n_rows - 1))
     high = np.partition(deviation, place, axis=0)[place]
     for j in np.flatnonzero(high == 0.0):  # nearly always the same number: ask those that differ
         others = deviation[deviation[:, j] > 0.0, j]
-        high[j] = _high(others, config) if len(others) > 1 else np.inf
-    bounds[:] = config.margin * high
+        high[j] = _high(others) if len(others) > 1 else np.inf
+    bounds[:] = _MARGIN * high
     return bounds
 
 

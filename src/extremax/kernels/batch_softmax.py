@@ -13,7 +13,7 @@ A quadratic regularizer of the scores (the paper's appendix A.2) adds, for a row
 
     lambda [s_y^2 + (1/C) sum over all classes j of s_j^2],
 
-what negative sampling with one uniform negative has on average.  The sum is estimated with the same pi:
+the mean penalty of negative sampling with one uniform negative.  The sum is estimated with the same pi:
 s_y^2 + sum over j in the set, j != y, of s_j^2 / pi_j has it as its expectation.
 
 BLAS computes the products around these kernels (scores, summed gradients).

@@ -72,7 +72,7 @@ class Found(NamedTuple):
 
 
 class Seen(NamedTuple):
-    """What a pass over the training texts collects.
+    """Counts collected in a pass over the training texts.
 
     Attributes
     ----------
@@ -98,7 +98,7 @@ class Seen(NamedTuple):
 
 
 class Weighing(NamedTuple):
-    """What a fitted transformer knows.
+    """Columns and weights of a fitted transformer.
 
     Attributes
     ----------
@@ -299,7 +299,7 @@ def learn_texts(found, ends, first_text, firsts, buckets, row_ends, seen, says):
 
 @njit
 def find_known(keys, orders, ends, bits, least_known, says):
-    """Say which texts have a known word, or enough known n-grams of characters.
+    """Mark texts with a known word, or enough known character n-grams.
 
     Parameters
     ----------

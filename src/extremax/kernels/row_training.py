@@ -34,7 +34,7 @@ class Pairs(NamedTuple):
 
 
 class Step(NamedTuple):
-    """What a training kernel does with each minibatch."""
+    """Loss, feature scale and step size of a minibatch."""
 
     objective: Any  # settings of a loss; their class selects its kernel
     scale: np.float32  # of the features

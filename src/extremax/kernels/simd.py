@@ -1,7 +1,7 @@
 """Two sums written for SIMD units: the only code that builds instructions of LLVM by hand.
 
 `sum_columns` is seven times as fast as the loop, in every prediction from sparse features.  `table_sums` is
-what makes product quantization fast; processors without AVX2 use a loop instead.
+the core of product quantization; processors without AVX2 use a loop instead.
 """
 
 from __future__ import annotations

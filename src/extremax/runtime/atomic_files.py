@@ -21,7 +21,7 @@ def stage_of(path: Path) -> Path:
 
 
 def is_stage(path: Path) -> bool:
-    """Tell whether a name is one of `stage_of`: of a write that goes on, or that was killed."""
+    """Whether a name comes from `stage_of`: of a write in progress, or of one that was killed."""
     return _STAGE.fullmatch(path.name) is not None
 
 

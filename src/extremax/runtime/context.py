@@ -1,4 +1,4 @@
-"""What every step of a fit needs beside data and configuration."""
+"""Seed, threads, progress and memory: needed by every step of a fit."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Context:
     progress
         The terminal.
     memory_limit
-        Bytes that the call may need; None means what the machine has free.
+        Bytes that the call may need; None means the free memory of the machine.
     interrupts
         Ctrl-C, looked at between minibatches.
     """

@@ -58,7 +58,7 @@ def check_memory(
     need
         Bytes by name of the part.
     available
-        Bytes; by default what the machine has free.
+        Bytes; by default the free memory of the machine.
     hints
         Ways to need less, for the error message.
     what

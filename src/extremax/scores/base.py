@@ -1,4 +1,4 @@
-"""What every search works with: weights, the scorer that reads them, and the `Search` protocol.
+"""The base of every search: weights, the scorer that reads them, and the `Search` protocol.
 
 The score of a class is
 
@@ -129,7 +129,7 @@ class Weights(Protocol):
         ...
 
     def contributions(self, X: Features, classes: Int32) -> RowTerms:
-        """Return what the features of the only row of X add to the scores of some classes."""
+        """Return the contributions of the features of the only row of X to the scores of some classes."""
         ...
 
     def similarity(self, label: int) -> Float32:
@@ -146,7 +146,7 @@ class Weights(Protocol):
 
     @property
     def nonlinear_part(self) -> str | None:
-        """Say which part of the scores is not linear in the features; None if there is none."""
+        """Name the part of the scores that is not linear in the features; None if there is none."""
         ...
 
     def coefficients(self) -> tuple[Any, Float32]:
@@ -203,7 +203,7 @@ class Scorer:
 
     @property
     def tempering(self) -> tuple[float, float, float]:
-        """What kernels need for the temperature of a row."""
+        """Inverse temperature, slope and offset, as the kernels take them."""
         return 1.0 / self.calibration.temperature, self.calibration.temperature_slope, CONFIDENCE_OFFSET
 
     @property

@@ -1,9 +1,8 @@
-"""Dense weights, in one array or in several: the score of a class is ``feature_scale * x.w_y + b_y``."""
+"""Dense weights: the score of a class is ``feature_scale * x.w_y + b_y``."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, ClassVar
 
 import numpy as np
@@ -23,7 +22,7 @@ _FEW_WEIGHTS = 1 << 13  # weights with which products are computed in float64
 
 
 class DenseBlock:
-    """A block of rows of X and weights in one array."""
+    """A block of rows of X, and the weights of all classes."""
 
     def __init__(self, X: Features, first: int, last: int, weights: Float32, order: Int32 | None) -> None:
         self.weights, self.order = weights, order
@@ -43,11 +42,6 @@ class DenseBlock:
     def n_rows(self) -> int:
         return len(self.x)
 
-    @property
-    def n_weights(self) -> int:
-        """Weights of all classes."""
-        return self.weights.size
-
     def products(self, start: int, stop: int, buffers: Buffers, out: Float32) -> Float32:
         """Fill `out` with ``x.w_y``; weights that must be copied are copied by parts."""
         in_place = self.order is None and self.used is None
@@ -55,7 +49,7 @@ class DenseBlock:
         with np.errstate(over="ignore", invalid="ignore"):  # callers check the scores and name the row
             for a, b in split(stop - start, max(width, 1)):
                 part = self._part(start + a, start + b, buffers)
-                if self.n_weights <= _FEW_WEIGHTS:
+                if self.weights.size <= _FEW_WEIGHTS:
                     # BLAS rounds a product with one row otherwise than one with many
                     out[:, a:b] = self.x.astype(np.float64) @ part.T.astype(np.float64)
                 else:
@@ -78,7 +72,7 @@ class DenseBlock:
 @register("weights", "dense")
 @dataclass(frozen=True, eq=False)
 class DenseWeights:
-    """Weights in one array.
+    """Dense weights of all classes.
 
     Attributes
     ----------
@@ -157,7 +151,7 @@ class DenseWeights:
         return np.arange(self.n_features), np.maximum(self.weights.max(axis=0), -self.weights.min(axis=0))
 
     def contributions(self, X: Features, classes: Int32) -> RowTerms:
-        """Return what the features of the only row of X add to the scores of some classes."""
+        """Return the contributions of the features of the only row of X to the scores of some classes."""
         columns, values = row_entries(X, self.n_features)
         pieces = self.weights[np.ix_(classes, columns)].T * (self.feature_scale * values)[:, None]
         biases = self.biases[classes].astype(np.float64)
@@ -185,7 +179,7 @@ class DenseWeights:
         return self.weights * np.float32(self.feature_scale), self.biases.copy()
 
     def state(self) -> State:
-        """Return what a model folder stores."""
+        """Return the state that a model folder stores."""
         header = {"kind": "dense", "feature_scale": self.feature_scale}
         return State(header, {"weights": self.weights, "biases": self.biases})
 
@@ -197,114 +191,3 @@ class DenseWeights:
             checks.reject(f"array 'weights' has the shape {weights.shape}")
         biases = checks.get_array(state.arrays, "biases", "f4", (len(weights),))
         return cls(weights, biases, checks.get_float(state.header, "feature_scale", 0.0))
-
-
-class ShardedBlock(DenseBlock):
-    """A block of rows of X and weights in several arrays: the same products as with one."""
-
-    def __init__(
-        self, X: Features, first: int, last: int, weights: ShardedWeights, order: Int32 | None
-    ) -> None:
-        super().__init__(X, first, last, weights.shards[0].weights, order)
-        self.sharded = weights
-
-    @property
-    def n_weights(self) -> int:
-        return self.sharded.n_classes * self.sharded.n_features
-
-    def _part(self, start: int, stop: int, buffers: Buffers) -> Float32:
-        if self.order is None:
-            part = self.sharded.rows(start, stop)
-        else:
-            classes = self.order[start:stop]
-            part = buffers.get("weights", len(classes), self.sharded.n_features)
-            self.sharded.copy_classes(classes, part)
-        return part if self.used is None else np.take(part, self.used, axis=1)
-
-
-@register("weights", "sharded")
-class ShardedWeights(DenseWeights):
-    """Weights of ranges of classes, each in an array of its own, such as files that workers wrote.
-
-    Scores are bit for bit those of `DenseWeights` with the same weights. Whatever needs all weights in one
-    array joins them once.
-
-    Parameters
-    ----------
-    shards
-        Weights of consecutive ranges of the classes, all with the same feature scale.
-
-    Examples
-    --------
-    >>> weights = ShardedWeights((DenseWeights.zeros(3, 2), DenseWeights.zeros(1, 2)))
-    >>> weights.n_classes, weights.to_dense().shape
-    (4, (4, 2))
-    """
-
-    kind: ClassVar[str] = "sharded"
-
-    def __init__(self, shards: tuple[DenseWeights, ...]) -> None:
-        self.__dict__.update(
-            shards=shards,
-            bounds=np.cumsum([0, *(shard.n_classes for shard in shards)], dtype=np.int64),
-            biases=np.concatenate([shard.biases for shard in shards]),
-            feature_scale=shards[0].feature_scale,
-        )
-
-    shards: tuple[DenseWeights, ...]
-    bounds: Int64  # first class of each shard, and the number of classes
-
-    @cached_property
-    def weights(self) -> Float32:
-        """All weights in one array."""
-        return np.concatenate([shard.weights for shard in self.shards])
-
-    @property
-    def n_classes(self) -> int:
-        return int(self.bounds[-1])
-
-    @property
-    def n_features(self) -> int:
-        return self.shards[0].n_features
-
-    def rows(self, start: int, stop: int) -> Float32:
-        """Return the weights of consecutive classes: a view where one shard has them, else a copy."""
-        first, last = np.searchsorted(self.bounds, [start, stop - 1], side="right") - 1
-        parts = [
-            self.shards[s].weights[max(start - self.bounds[s], 0) : stop - self.bounds[s]]
-            for s in range(first, last + 1)
-        ]
-        return parts[0] if len(parts) == 1 else np.concatenate(parts)
-
-    def copy_classes(self, classes: Int32, out: Float32) -> None:
-        """Copy the weights of some classes."""
-        for s, shard in enumerate(self.shards):
-            where = np.flatnonzero((classes >= self.bounds[s]) & (classes < self.bounds[s + 1]))
-            if len(where):
-                out[where] = shard.weights[classes[where] - self.bounds[s]]
-
-    def open_block(self, X: Features, first: int, last: int, order: Int32 | None = None) -> ShardedBlock:
-        """Prepare rows `first` to before `last` of X for products with the classes in `order`."""
-        return ShardedBlock(X, first, last, self, order)
-
-    def score_pairs(self, X: Features, row_index: Int64, classes: Int32, n_threads: int) -> Float32:
-        """Return ``feature_scale * x.w_y + b_y`` of given pairs; see `Weights.score_pairs`."""
-        scores = np.empty(classes.shape, np.float32)
-        for s, shard in enumerate(self.shards):
-            line, column = np.nonzero((classes >= self.bounds[s]) & (classes < self.bounds[s + 1]))
-            if len(line):
-                own = (classes[line, column] - self.bounds[s]).astype(np.int32)[:, None]
-                scores[line, column] = shard.score_pairs(X, row_index[line], own, n_threads)[:, 0]
-        return scores
-
-    @classmethod
-    def from_state(cls, state: State) -> ShardedWeights:
-        """Build the weights from the arrays of all shards, which a model folder has checked."""
-        scale = checks.get_float(state.header, "feature_scale", 0.0)
-        n_shards = checks.get_int(state.header, "n_shards", 1)
-        return cls(
-            tuple(
-                DenseWeights(state.arrays[f"weights.{i}"], state.arrays[f"biases.{i}"], scale)
-                for i in range(n_shards)
-            )
-        )

@@ -123,12 +123,12 @@ class LabelMap:
         return of_kept, None if np.array_equal(found.class_of, np.arange(found.n_lines)) else found
 
     def state(self) -> State:
-        """Return what a model folder stores."""
+        """Return the state that a model folder stores."""
         return State({}, {"class_of": self.class_of})
 
     @classmethod
     def from_state(cls, state: State) -> LabelMap:
-        """Build what `state` described, after a check that every class has a line."""
+        """Restore a map from its state; every class must have a line."""
         class_of = checks.get_array(state.arrays, "class_of", "i4", (None,))
         if len(class_of) == 0:
             checks.reject("its merged classes have no parts")

@@ -60,6 +60,13 @@ _TASK_WEIGHTS = 1 << 19  # weights that a thread encodes at a time
 _TASKS_AT_ONCE = 8  # threads that memory is counted for
 _MAX_SUBVECTORS = 256  # sums of as many table entries, a byte each, fit into 16 bits
 _COMMON_ROWS = 4  # rows of `rotation` behind the coordinates: the shared term of the scores, and padding
+_ROTATION_SEED = 20_200_430  # of the random rotation and the centroids, which depend on no data
+_ROWS_PER_FEATURE, _MIN_ROWS, _MAX_ROWS = 8, 2048, 8192  # of the covariance
+_RIDGE, _MIN_RIDGE = 1e-3, 1e-12  # of the mean variance of a feature, and variance: rows are about one long
+_MAX_STRIDE = 16  # one class in so many, at least, sets the threshold of a row
+_FALLBACK_WIDTH = 64  # classes, the width of the tail-mass correction where no width was chosen
+_TAIL_QUANTILE = 0.99  # of |z|^2 of some rows, up to which the correction grows
+_MIN_TAIL_MASS = 1e-3  # of the mass of the scored classes; less is rounding error in float32
 
 _ARRAYS = ("order", "codes", "factors", "bases", "rotation", "shift", "centroids")
 _SPREAD = np.float32(1.05)  # around the temperatures of rows, where tails are summed ...
@@ -69,7 +76,7 @@ _NUMBERS = ("width", "recall", "tail_correction", "temperature", "max_square", "
 
 def sample_size(n_features: int, config: PQConfig = _CONFIG) -> int:
     """Return the number of training rows that `PQSearch.fit` can use."""
-    rows = int(np.clip(config.rows_per_feature * n_features, config.min_rows, config.max_rows))
+    rows = int(np.clip(_ROWS_PER_FEATURE * n_features, _MIN_ROWS, _MAX_ROWS))
     return rows + config.max_width_rows
 
 
@@ -93,7 +100,7 @@ def _task_classes(n_features: int) -> int:
 
 def _n_sampled(n_classes: int, config: PQConfig) -> int:
     """Return the number of classes whose approximate scores set the threshold of a row."""
-    return min(n_classes, max(config.threshold_classes, n_classes // config.max_stride))
+    return min(n_classes, max(config.threshold_classes, n_classes // _MAX_STRIDE))
 
 
 def _subvectors(n_features: int, config: PQConfig) -> tuple[int, int]:
@@ -103,9 +110,9 @@ def _subvectors(n_features: int, config: PQConfig) -> tuple[int, int]:
 
 
 @lru_cache
-def _centroids(size: int, seed: int) -> Float32:
-    """Return 16 points such that normal vectors are near one of them, (16, size)."""
-    sample = np.random.default_rng(seed).standard_normal((40_000, size), np.float32)
+def _centroids(size: int) -> Float32:
+    """Return 16 points that cover normally distributed vectors, (16, size)."""
+    sample = np.random.default_rng(_ROTATION_SEED).standard_normal((40_000, size), np.float32)
     centroids: Float32 = kmeans2(sample, kernels.N_CENTROIDS, iter=30, minit="++", seed=0)[0].astype(
         np.float32
     )
@@ -257,7 +264,7 @@ class PQSearch:
         rotated = self._rotate(X)
         squares = np.square(rotated[:, :-_COMMON_ROWS], dtype=np.float64).sum(axis=1)
         finite = squares[np.isfinite(squares)]  # a row may be too far from all others for float32
-        max_square = float(np.quantile(finite, self.config.tail_quantile)) if len(finite) else 0.0
+        max_square = float(np.quantile(finite, _TAIL_QUANTILE)) if len(finite) else 0.0
         # Without any tail mass, and with the tail mass as it is estimated.
         variants = [
             replace(self, max_square=max_square, tail_correction=c) for c in ((np.inf, 0.0), (0.0, 0.0))
@@ -279,13 +286,13 @@ class PQSearch:
         self, X: Float32, scorer: Scorer, variants: list[PQSearch], n_threads: int
     ) -> tuple[NDArray[np.bool_], Float64, Float64]:
         """Return which rows are informative, and true and estimated tail mass over the scored mass."""
-        width = self.width or self.config.fallback_width
+        width = self.width or _FALLBACK_WIDTH
         best, exact = ExactSearch().topk(scorer, X, 1, n_threads=n_threads)
         log_prob = []
         for variant in variants:
             labels, found = variant.topk(scorer, X, 1, width=width, n_threads=n_threads)
             log_prob.append(np.where(labels == best, np.float64(found), np.nan)[:, 0])
-        least = self.config.min_tail_mass
+        least = _MIN_TAIL_MASS
         with np.errstate(over="ignore", invalid="ignore"):
             known, estimated = np.expm1(log_prob[0] - exact[:, 0]), np.expm1(log_prob[0] - log_prob[1])
             good = (known > least) & (estimated > least) & np.isfinite(known + estimated)
@@ -476,7 +483,7 @@ class PQSearch:
     # -- storage
 
     def state(self) -> State:
-        """Return what a model folder stores."""
+        """Return the state that a model folder stores."""
         numbers = {name: vars(self)[name] for name in _NUMBERS}
         header = {"kind": "pq", **numbers, "config": asdict(self.config)}
         return State(header, {name: vars(self)[name] for name in _ARRAYS})
@@ -514,7 +521,7 @@ class PQSearch:
 
 def _check_config(config: PQConfig) -> None:
     """Raise ModelFileError for numbers that a search divides by, or takes memory by."""
-    for name in ("subvectors", "max_stride", "threshold_classes", "max_candidates"):
+    for name in ("subvectors", "threshold_classes", "max_candidates"):
         value = getattr(config, name)
         if not 1 <= value <= 2**31:
             checks.reject(f"{name} of the index is {value}")
@@ -578,7 +585,7 @@ def _empty_blocks(n_blocks: int) -> tuple[Float32, Float32]:
     return np.zeros((n_blocks, LANES), np.float32), np.full((n_blocks, LANES), -np.inf, np.float32)
 
 
-def _whitening_factor(rows: Float32, config: PQConfig) -> Float64:
+def _whitening_factor(rows: Float32) -> Float64:
     """Return the lower Cholesky factor of the covariance of centred rows, with a ridge."""
     n_features = rows.shape[1]
     gram = np.zeros((n_features, n_features))
@@ -586,7 +593,7 @@ def _whitening_factor(rows: Float32, config: PQConfig) -> Float64:
         part = rows[first:last].astype(np.float64)
         gram += part.T @ part
     gram /= len(rows)
-    ridge = max(config.ridge * np.trace(gram) / n_features, config.min_ridge)
+    ridge = max(_RIDGE * np.trace(gram) / n_features, _MIN_RIDGE)
     factor: Float64 = scipy.linalg.cholesky(gram + ridge * np.eye(n_features), lower=True)
     return factor
 
@@ -615,8 +622,8 @@ def _encode(rows: Float32, model: DenseWeights, n_threads: int, config: PQConfig
     rows = rows * np.float32(scale)
     mean = rows.mean(axis=0, dtype=np.float64)
     rows -= mean.astype(np.float32)
-    factor = _whitening_factor(rows, config)
-    normal = np.random.default_rng(config.rotation_seed).standard_normal((n_coordinates, n_features))
+    factor = _whitening_factor(rows)
+    normal = np.random.default_rng(_ROTATION_SEED).standard_normal((n_coordinates, n_features))
     orthogonal = np.linalg.qr(normal)[0].T
     row_rotation = scipy.linalg.solve_triangular(factor.T, orthogonal)
     coordinates = _Coordinates(
@@ -624,7 +631,7 @@ def _encode(rows: Float32, model: DenseWeights, n_threads: int, config: PQConfig
         model.weights.mean(axis=0, dtype=np.float64).astype(np.float32),
         mean.astype(np.float32),
     )
-    centroids = _centroids(size, config.rotation_seed)
+    centroids = _centroids(size)
     arrays = _encode_classes(model, coordinates, centroids, n_threads)
     by_coordinate = row_rotation.reshape(n_features, n_subvectors, size).transpose(2, 1, 0)
     rotation = by_coordinate.reshape(n_coordinates, n_features)

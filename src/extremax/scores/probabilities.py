@@ -35,6 +35,8 @@ from extremax.scores.sparse import SparseWeights
 from extremax.tuned import CalibrationConfig, SearchConfig
 from extremax.types import Features, Float32, Float64, Int32
 
+_LABEL_CANDIDATES = 64  # best classes of a row that the probability of each label is fitted on
+
 
 class RankedPairs(NamedTuple):
     """Best classes of each row, and the log-probability of each pair.
@@ -284,22 +286,16 @@ class Predictor:
                 scorer.n_classes,
                 by_row=scorer.noise_term is None and may_temper,
                 n_threads=self.n_threads,
-                config=config,
             )
 
-    def choose_label_calibration(
-        self, examples: Examples, n_classes: int, *, config: CalibrationConfig | None = None
-    ) -> LabelCalibration:
+    def choose_label_calibration(self, examples: Examples, n_classes: int) -> LabelCalibration:
         """Choose probabilities of single labels on examples that the model was not trained on."""
-        config = config or CalibrationConfig()
-        found = self.rank_scores(examples.X, config.label_candidates)
+        found = self.rank_scores(examples.X, _LABEL_CANDIDATES)
         offsets = np.searchsorted(examples.rows, np.arange(examples.n_rows + 1))
         ones = np.ones(examples.n_pairs, np.int8)
         truth = sparse.csr_array((ones, examples.y, offsets), shape=(examples.n_rows, n_classes))
         applies = label_hits(truth, found.labels)
-        return fit_label_calibration(
-            found.log_softmax, found.normalizer, applies, np.diff(offsets), config=config
-        )
+        return fit_label_calibration(found.log_softmax, found.normalizer, applies, np.diff(offsets))
 
 
 def log_softmax(

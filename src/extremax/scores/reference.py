@@ -38,7 +38,7 @@ _Classes = Annotated[list[Annotated[int, msgspec.Meta(ge=0, lt=2**31)]], msgspec
 
 
 class _Header(msgspec.Struct):
-    """What a model folder says about a reference."""
+    """Header of a reference in a model folder."""
 
     n_rows: Annotated[int, msgspec.Meta(ge=1, le=2**53)]
     n_classes: Annotated[int, msgspec.Meta(ge=1, lt=2**31)]
@@ -161,7 +161,7 @@ class Reference:
         return self.kind in _SHARES
 
     def state(self) -> State:
-        """Return what a model folder stores."""
+        """Return the state that a model folder stores."""
         header = {
             "n_rows": self.n_rows,
             "n_classes": self.n_classes,

@@ -33,6 +33,10 @@ if TYPE_CHECKING:
 # Scores of a few rows, kept from call to call where they are small: fresh pages would cost a tenth of the
 # time of a single row.
 _KEPT_BYTES = 16 << 20
+_TILES_AT_ONCE = 8  # tiles in memory at the same time: assumed, not counted
+_CLASS_GROUPS = 16  # groups of classes, the tasks that threads share
+_FEW_ROWS = 64  # rows; fewer do not repay a copy of many weights in the order of the leaves
+_ROW_BLOCK = 512  # rows that read the columns of sparse weights together, at most
 _row_scratch: Scratch[Buffers] = Scratch(Buffers)
 
 # First row, last row, and log p_n of one tile for these rows.
@@ -116,8 +120,8 @@ class ClassTiles:
         kept = n_classes if shared is None or scorer.tempers_rows else topk.STRIP
         row_bytes = 4 * (scorer.weights.row_width + kept)
         self.block_rows = _even_blocks(n_rows, min(config.block_rows, config.scratch_bytes // 2 // row_bytes))
-        tile_scores = min(config.tile_scores, config.scratch_bytes // (8 * config.tiles_at_once))
-        width = min(tile_scores // self.block_rows, -(-n_classes // config.class_groups))
+        tile_scores = min(config.tile_scores, config.scratch_bytes // (8 * _TILES_AT_ONCE))
+        width = min(tile_scores // self.block_rows, -(-n_classes // _CLASS_GROUPS))
         self.bounds = split(n_classes, max(1, width // topk.STRIP) * topk.STRIP)
         self.labels = np.arange(n_classes, dtype=np.int32)
         self.table = (
@@ -161,7 +165,7 @@ class SubtreeTiles:
         self.biases = scorer.weights.biases[cut.labels]
         self.bounds = list(zip(cut.offsets[:-1].tolist(), cut.offsets[1:].tolist(), strict=True))
         n_leaves = len(cut.place) + 1
-        row_bytes = 4 * (scorer.weights.n_features + len(cut.roots) + n_leaves * config.tiles_at_once)
+        row_bytes = 4 * (scorer.weights.n_features + len(cut.roots) + n_leaves * _TILES_AT_ONCE)
         self.block_rows = _even_blocks(
             len(Z),
             min(config.block_rows, config.scratch_bytes // 2 // row_bytes, config.tile_scores // n_leaves),
@@ -206,8 +210,8 @@ def _choose_tiles(
     """Cut by subtrees where log p_n is a tree's own and a copy of the weights in leaf order pays."""
     tree = None if scorer.noise_term is None else scorer.noise_term.leaf_tree
     n_weights = scorer.weights.n_classes * scorer.weights.n_features
-    if tree is not None and Z is not None and (n_rows > config.few_rows or n_weights <= config.small_weights):
-        shallow = max(config.min_tile_depth, tree.depth - (config.class_groups - 1).bit_length())
+    if tree is not None and Z is not None and (n_rows > _FEW_ROWS or n_weights <= config.small_weights):
+        shallow = max(config.min_tile_depth, tree.depth - (_CLASS_GROUPS - 1).bit_length())
         cut = tree_tiles.cut_tree(tree.leaf_class, min(config.tile_depth, shallow))
         if cut is not None:
             return SubtreeTiles(cut, tree, Z, scorer, config)
@@ -221,7 +225,7 @@ class _Scan:
         self.tiles = tiles
         n_tiles = len(tiles.bounds)
         # Every group keeps k classes: where k is large, there are fewer groups.
-        n_groups = min(config.class_groups, max(1, scorer.n_classes // (16 * k)))
+        n_groups = min(_CLASS_GROUPS, max(1, scorer.n_classes // (16 * k)))
         self.groups = split(n_tiles, -(-n_tiles // n_groups))
         self.scaling = topk.Scaling(np.float32(scorer.weights.feature_scale), scorer.inverse_temperature)
         self.scratch = Scratch(lambda: Buffers(config.tile_scores))
@@ -286,7 +290,7 @@ def scan(
     weights = scorer.weights
     if isinstance(weights, SparseWeights) and scorer.noise_term is None:
         table = weights.column_table(config)
-        block_rows = min(max(config.row_block_scores // n_classes, n_threads), config.row_block)
+        block_rows = min(max(config.row_block_scores // n_classes, n_threads), _ROW_BLOCK)
         is_small = 4 * n_classes * min(n_rows, block_rows) <= _KEPT_BYTES
         scratch = _row_scratch if is_small else Scratch(Buffers)
         for first, last in split(n_rows, block_rows):

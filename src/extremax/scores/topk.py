@@ -51,7 +51,7 @@ class ExactSearch:
         return found.labels, mixed
 
     def state(self) -> State:
-        """Return what a model folder stores: nothing but the kind."""
+        """Return the state that a model folder stores: the kind alone."""
         return State({"kind": "exact"})
 
     @classmethod

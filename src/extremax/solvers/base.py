@@ -1,4 +1,4 @@
-"""What a trainer is, and the state it leaves between two epochs."""
+"""The `Trainer` protocol, and the state of training between two epochs."""
 
 from __future__ import annotations
 
@@ -90,13 +90,13 @@ class TrainState:
         return self.scaling if self.whitening is None else self.whitening
 
     def state(self) -> State:
-        """Return what resuming needs beside the model: accumulators, whitening, numbers of pairs."""
+        """Return the state for resuming, besides the model: accumulators, whitening, values of the pairs."""
         tables = self.tables.training_state()
         arrays: dict[str, NDArray[Any]] = dict(tables.arrays)
         if self.pair_values is not None:
             arrays["pair_values"] = self.pair_values
         header = {**tables.header, "n_epochs": self.n_epochs, "pair_key": self.pair_key}
-        if self.tables.kind not in ("dense", "sharded"):  # joined tables are dense ones
+        if self.tables.kind != "dense":
             header["tables"] = self.tables.kind
         parts = {} if self.whitening is None else {"whitening": self.whitening.state()}
         if self.scaling is not None:
@@ -125,7 +125,7 @@ class Split(NamedTuple):
 
 
 class Progress(Protocol):
-    """What a trainer tells while an epoch runs."""
+    """Receives the progress of a trainer while an epoch runs."""
 
     def check(self) -> None:
         """Raise KeyboardInterrupt here, if Ctrl-C was pressed: between two minibatches."""
@@ -142,11 +142,11 @@ class Trainer(Protocol):
 
     @property
     def remedy(self) -> str:
-        """What needs less memory; completes an error message."""
+        """A way to need less memory; completes an error message."""
         ...
 
     def memory(self, problem: ProblemSize, data: Examples | None = None) -> int:
-        """Return an upper bound of the bytes that a fit takes beside X."""
+        """Return an upper bound of the bytes that a fit takes besides X."""
         ...
 
     def accept(self, data: Examples) -> Examples:
@@ -316,14 +316,14 @@ class TrainerBase:
         return self.config.solver
 
     def limit_sparse(self, data: Examples) -> Examples:
-        """Return examples whose sparse rows have ordinary lengths, and remember how many had not."""
+        """Shorten sparse rows that are far longer than others, and remember how many there were."""
         X, n_limited = limit_sparse_rows(data.X, self.config.numbers.scale)
         if n_limited:
             self.accepted["limited_rows"] = n_limited
         return data if X is data.X else data.with_features(X)
 
     def find_scaling(self, data: Examples) -> tuple[ColumnScaling | None, dict[str, Any]]:
-        """Return how columns are standardised and rows limited, and what `choices_` says of it.
+        """Return the scaling of columns and rows, and its entries in `choices_`.
 
         None where columns are of similar scales and no row is outlying.
         """
@@ -332,7 +332,7 @@ class TrainerBase:
             return None, {}
         scaling = ColumnScaling.fit(data.X, weight, config=config, n_threads=threads)
         n_limited = scaling.count_limited(data.X, threads, weight)
-        if not scaling.is_needed(n_limited, config):
+        if not scaling.is_needed(n_limited):
             return None, {}
         return scaling, {"limited_rows": n_limited} if n_limited else {}
 

@@ -25,7 +25,7 @@ _ROUTE_ROWS = 8192  # rows that a thread routes at a time
 
 
 def inclusion_probabilities(weights: Float64, size: int) -> Float64:
-    """Return probabilities min(1, t * weight) that sum to `size`, or all ones if there are no more classes.
+    """Return probabilities min(1, t * weight) that sum to `size`; all ones where that is every class.
 
     Examples
     --------

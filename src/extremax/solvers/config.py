@@ -38,7 +38,7 @@ class FitConfig:
         return self.n_epochs if self.solver.decays else None
 
     def make_trainer(self, context: Context) -> Trainer:
-        """Return what trains with this configuration."""
+        """Return the trainer for this configuration."""
         trainer: Trainer = self.solver.make_trainer(self, context)
         return trainer
 
@@ -61,7 +61,7 @@ class FitConfig:
 
 
 class _Stored(msgspec.Struct):
-    """What a model folder says of a config, beside its solver and its numbers."""
+    """A config in a model folder, without its solver and its numbers."""
 
     n_epochs: int
     max_model_bytes: int | None = None

@@ -6,7 +6,7 @@ inside the classes is not known, and is taken from the rows of the new classes.
 
 **Sparse weights.**  The generative start, the cosine and the bilinear part of a class are functions of its
 summed rows and of numbers that the fit has chosen; `SparseRecord` holds these numbers.  Linear weights would
-need the rows of other classes: the cosine stands for them, scaled such that rows of the class score -2 on
+need the rows of other classes: the cosine stands for them, scaled so that rows of the class score -2 on
 average, and the mean of all rows scores the bias that all classes have.
 """
 
@@ -33,13 +33,15 @@ from extremax.storage import checks
 from extremax.storage.state import State
 from extremax.types import Float32, Float64, Int32, Int64
 
+_ORIGIN_CLASSES = 10.0  # that the origin counts for, where the mean of all rows is not known
+_LEVELS = tuple(float(i) for i in range(-40, 41))  # nats that new classes may be ahead of the others
 _OWN = 2.0  # below zero: the mean score of rows that linear weights were not trained on
 _NUMBERS = ("log_weights", "cosine_weights", "bias_weights", "edges", "groups")
 
 
 @dataclass(frozen=True, eq=False)
 class SparseRecord:
-    """What determines the weights of a new class besides its rows.
+    """The numbers of a fit that determine the weights of a new class, besides its rows.
 
     Attributes
     ----------
@@ -99,7 +101,7 @@ class SparseRecord:
         )
 
     def state(self) -> State:
-        """Return what a model folder stores."""
+        """Return the state that a model folder stores."""
         arrays: dict[str, Any] = {name: self.numbers._asdict()[name] for name in _NUMBERS}
         arrays |= {"feature_mass": self.feature_mass, "feature_classes": self.feature_classes}
         header = {
@@ -381,7 +383,7 @@ class Discriminant:
         for scale in config.numbers.warm_start.scales:
             scores, outside = scale * products + prior, logsumexp(scale * far + prior, axis=1)
             own, inside = scores[pairs], logsumexp(scores, axis=1)
-            for bias in config.numbers.growth.levels:
+            for bias in _LEVELS:
                 log_prob = own + bias - np.logaddexp(others, inside + bias)
                 kept = level - np.logaddexp(level, outside + bias)
                 likelihood = float(weight @ log_prob) + each * float(kept.sum())
@@ -421,7 +423,7 @@ def estimate_discriminant(
     means = np.zeros((n_new, rows.shape[1]))
     np.add.at(means, data.y, rows)
     means /= np.maximum(counts, 1)[:, None]
-    centre = means.mean(axis=0) * (n_new / (n_new + growth.origin_classes))
+    centre = means.mean(axis=0) * (n_new / (n_new + _ORIGIN_CLASSES))
     with one_blas_thread():
         centred, inside = rows - centre, rows - means[data.y]
         total, within = centred.T @ centred / len(rows), inside.T @ inside / len(rows)

@@ -6,7 +6,7 @@ same reads once, and BLAS does the arithmetic. `extremax.solvers.class_sets` say
 from, `extremax.kernels.batch_softmax` has the estimate; with a set of all classes it is the softmax itself
 (Eq. 1).
 
-A row with several labels is a pair with each of them, and its other labels are no negatives of it: the
+A row with several labels makes a pair with each, and its other labels are not among its negatives: the
 decoupled softmax of DEXML (Jain et al., arXiv 2310.10636). Scores are then log-odds, up to a constant of the
 row."""
 
@@ -60,6 +60,17 @@ from extremax.tuned import ProblemSize, has_many_classes
 from extremax.types import Float32, Float64, Int32, Int64
 
 _ROW_BLOCK, _CLASS_BLOCK = 64, 256  # of one task; independent of the threads, so that they change no result
+
+_WARM_UP_POWER = 2.0  # of the fraction of the warm-up that is done
+_MIN_CELL_GAIN = 1.0  # how much better sets with a cell's classes cover held-out labels, at least
+_INITIAL_GRADIENTS = 20.0  # gradients of full length that a class's Adagrad sum starts with
+_MIN_INITIAL_SQUARE = 0.08  # with many features no first step changes a score by more than 3.5 rates
+_INITIAL_BIAS_SQUARE = 0.02
+# The sums of all parts of a stream renew the whitening up to so many rows per feature or class ...
+_STREAM_REFRESH_ROWS = 32
+_STREAM_VALUES = 1 << 22  # ... where sums of classes and products have no more numbers than this
+_STREAM_SLACK = 0.5  # nats by which labels of a part may be less probable: a sorted stream waits
+_STREAM_TEST_ROWS = 512  # rows of the next part that compare the weights with a new discriminant
 
 
 @dataclass(frozen=True)
@@ -166,22 +177,22 @@ class MinibatchTrainer(WhitenedTrainer):
     def _keeps_moments(self, problem: ProblemSize) -> bool:
         """Whether the whitening of a stream is made anew from the sums of its parts."""
         numbers = (problem.n_classes + problem.n_features) * problem.n_features
-        return self.config.renews_whitening and numbers <= self.config.numbers.batch.stream_values
+        return self.config.renews_whitening and numbers <= _STREAM_VALUES
 
     def _enough_rows(self, problem: ProblemSize) -> int:
         return int(np.ceil(self.config.numbers.batch.stream_rows * problem.n_features))
 
     def _add_part(self, state: TrainState, data: Examples) -> None:
         """Make the whitening anew where that is due, then take a part of the stream into the sums."""
-        stream, batch = state.stream, self.config.numbers.batch
+        stream = state.stream
         if stream is None:
             return
         n_classes, n_features = stream.class_sums.shape
-        if stream.n_rows >= stream.next_refresh and stream.expects(data, batch.stream_slack):
+        if stream.n_rows >= stream.next_refresh and stream.expects(data, _STREAM_SLACK):
             self._renew_whitening(state, stream, data)
             stream = replace(stream, next_refresh=2 * stream.n_rows)
         stream = stream.plus(data, state.feature_scale)
-        done = stream.next_refresh > batch.stream_refresh_rows * max(n_classes, n_features)
+        done = stream.next_refresh > _STREAM_REFRESH_ROWS * max(n_classes, n_features)
         state.stream = None if done else stream
 
     def _renew_whitening(self, state: TrainState, stream: StreamMoments, data: Examples) -> None:
@@ -189,7 +200,7 @@ class MinibatchTrainer(WhitenedTrainer):
         numbers, tables, threads = self.config.numbers, state.tables, self.context.n_threads
         white, means, prior = stream.discriminant(numbers)
         X: Any = data.X
-        pairs = np.arange(min(data.n_pairs, numbers.batch.stream_test_rows))
+        pairs = np.arange(min(data.n_pairs, _STREAM_TEST_ROWS))
         rows = np.ascontiguousarray(X[data.rows_of(pairs)], dtype=np.float32)
         y, weight = data.y[pairs], data.pair_weight[pairs]
         half = 0.5 * np.einsum("ck,ck->c", means, means)
@@ -208,10 +219,9 @@ class MinibatchTrainer(WhitenedTrainer):
 
     def _begin_squares(self, tables: Tables, unit: float) -> None:
         """Start Adagrad's sums, for whitened rows of a mean weight."""
-        batch = self.config.numbers.batch
-        first = max(batch.initial_gradients / tables.weights.shape[1], batch.min_initial_square)
+        first = max(_INITIAL_GRADIENTS / tables.weights.shape[1], _MIN_INITIAL_SQUARE)
         tables.squares[...] = first * unit**2
-        tables.bias_squares[...] = batch.initial_bias_square * unit**2
+        tables.bias_squares[...] = _INITIAL_BIAS_SQUARE * unit**2
 
     def _warm_start(self, state: TrainState, data: Examples) -> WarmStart:
         """Set the tables to the linear discriminant, for whitened rows."""
@@ -240,15 +250,15 @@ class MinibatchTrainer(WhitenedTrainer):
         )
 
     def _judge_cells(self, data: Examples, Z: Float32, tuned: TunedTree) -> dict[str, Any]:
-        """Say whether minibatches come from cells of the tree: where held-out labels are found in them."""
-        config, n_classes = self.config, tuned.tree.n_classes
+        """Choose cells of the tree for the minibatches if held-out labels are found in them."""
+        n_classes = tuned.tree.n_classes
         n_cells = self._n_cells(ProblemSize(data.n_rows, data.n_pairs, int(data.X.shape[1]), n_classes))
         routed = route(tuned.structure, Z, n_cells, self.context.n_threads)
         cells = routed if data.row_index is None else routed[data.row_index]
         gain = cell_gain(
             cells, data.y, tuned.held_out, n_classes, self.solver.set_size(n_classes), self._class_exponent
         )
-        pays = gain > config.numbers.batch.min_cell_gain
+        pays = gain > _MIN_CELL_GAIN
         self.context.progress.log(
             f"classes from cells of the tree: {'yes' if pays else 'no'}, gain {gain:.3g} on held-out rows"
         )
@@ -286,7 +296,7 @@ class MinibatchTrainer(WhitenedTrainer):
         length = numbers.warm_up * config.n_epochs
         if not self.solver.decays or config.streaming or epochs_done >= length:
             return 1.0
-        return float((epochs_done / length) ** numbers.warm_up_power)
+        return float((epochs_done / length) ** _WARM_UP_POWER)
 
     def epoch(
         self, state: TrainState, prepared: PreparedBatches, rates: tuple[float, float], progress: Progress

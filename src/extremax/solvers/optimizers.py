@@ -13,8 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
@@ -100,12 +99,12 @@ class Tables:
         return whole
 
     def training_state(self) -> State:
-        """Return what further training needs beside the weights."""
+        """Return the accumulators, which further training needs besides the weights."""
         return State({}, {"squares": self.squares, "bias_squares": self.bias_squares})
 
     @classmethod
     def from_training_state(cls, weights: Weights, state: State) -> Tables:
-        """Build the tables from the weights of a model and from what `training_state` gave."""
+        """Restore the tables from the weights of a model and a training state."""
         arrays = weights.state().arrays
         if "weights" not in arrays:
             checks.reject("the training state is of dense weights, and the weights are sparse")
@@ -139,43 +138,6 @@ def _median(squares: Float32, n: int) -> Float32:
     some = squares[:: max(1, len(squares) // _MEDIAN_LINES)]
     line = np.median(some, axis=0) if squares.size else np.zeros(squares.shape[1:])
     return np.broadcast_to(line.astype(np.float32), (n, *squares.shape[1:]))
-
-
-class ShardedTables:
-    """Tables of ranges of classes, mapped from files of their own: joined in memory when training goes on.
-
-    Parameters
-    ----------
-    parts
-        Tables of consecutive ranges of the classes.
-    """
-
-    kind: ClassVar[str] = "sharded"
-
-    def __init__(self, parts: Sequence[Tables]) -> None:
-        self.parts = tuple(parts)
-
-    @classmethod
-    def from_training_state(cls, weights: Weights, state: State) -> ShardedTables:
-        """Build the tables from the arrays of all shards of a model folder, which has checked them."""
-        n_shards = sum(name.startswith("weights.") for name in state.arrays)
-        names = ("weights", "biases", "squares", "bias_squares")
-        return cls([Tables(*(state.arrays[f"{name}.{i}"] for name in names)) for i in range(n_shards)])
-
-    @cached_property
-    def joined(self) -> Tables:
-        """All classes in one table, in memory."""
-        return Tables.join(self.parts)
-
-    @property
-    def n_classes(self) -> int:
-        return sum(part.n_classes for part in self.parts)
-
-    def __getattr__(self, name: str) -> Any:
-        """Do everything else with the joined tables."""
-        if name.startswith("_") or name == "parts":  # asked for by copy and pickle, before there are any
-            raise AttributeError(name)
-        return getattr(self.joined, name)
 
 
 def _columns(n_features: int, optimizer: str) -> int:

@@ -105,7 +105,7 @@ class Solver(BaseEstimator):
         return replace(self, **{n: v for n, v in changed.items() if v is not None or n not in _OPEN})
 
     def make_trainer(self, config: FitConfig, context: Context) -> Trainer:
-        """Return what trains with a resolved configuration."""
+        """Return the trainer for a resolved configuration."""
         raise NotImplementedError
 
     def header(self) -> dict[str, Any]:
@@ -221,7 +221,7 @@ class MinibatchSoftmax(Solver):
         return self.noise == "tree"
 
     def set_size(self, n_classes: int) -> int:
-        """Return how many classes a minibatch shares."""
+        """Return the number of classes that a minibatch shares."""
         return n_classes if self.n_shared is None else min(self.n_shared, n_classes)
 
     def check(self) -> None:

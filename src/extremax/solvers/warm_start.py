@@ -60,7 +60,7 @@ class WhitenedTrainer(TrainerBase):
         return data.dense()  # matrix products with whitened rows
 
     def find_moments(self, data: Examples) -> tuple[Moments, dict[str, Any]]:
-        """Return covariance and mean of the rows, how they are scaled, and what `choices_` says of it."""
+        """Return covariance and mean of the rows, how they are scaled, and the entries of `choices_`."""
         X: Any = data.X
         threads, weight = self.context.n_threads, row_weight(data)
         self.context.progress.log("projecting the features")
@@ -87,7 +87,7 @@ class WarmStart:
 
     @property
     def chosen(self) -> dict[str, Any]:
-        """What `choices_` says of it."""
+        """Its entries in `choices_`."""
         evened = {"evened_columns": True} if self.own_variance else {}
         return {**evened, "init_scale": self.scale}
 
@@ -183,7 +183,7 @@ def leave_one_out_shift(
     config: WarmStartConfig,
     n_threads: int,
 ) -> Float32:
-    """Return what each pair's own score changes by where its row is left out of the mean of its class.
+    """Return the change of each pair's own score when its row is left out of its class mean.
 
     The tables are at their start, for whitened rows; the weights of `data` have a mean of one.
     """

@@ -1,4 +1,4 @@
-"""Checks of what a model folder holds, before anything is built of it.
+"""Checks of the content of a model folder, before any object is built from it.
 
 A folder may come from elsewhere, with checksums that are right for what was put into it. Kernels do not check
 bounds, so a component names here what its header and its arrays must be. Every failure is a `ModelFileError`.

@@ -53,7 +53,7 @@ T = TypeVar("T")
 
 
 class ArrayEntry(msgspec.Struct):
-    """What a header says about an array."""
+    """Entry of an array in a header."""
 
     dtype: Literal[
         "float64", "float32", "float16", "bool",
@@ -65,7 +65,7 @@ class ArrayEntry(msgspec.Struct):
 
 
 class FolderHeader(msgspec.Struct):
-    """``header.json`` beside its format and checksum."""
+    """``header.json`` without its format and checksum."""
 
     format_version: int
     package_version: str
@@ -203,7 +203,7 @@ def load_folder(
     Raises
     ------
     ModelFileError
-        If the folder is no model, is of another kind, is damaged or was written in a newer format.
+        If the folder is not a model, is of another kind, is damaged or was written in a newer format.
     """
     folder = Path(path)
     kinds = (kind,) if isinstance(kind, str) else kind

@@ -90,7 +90,7 @@ def unpack_labels(coding: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]])
         packed = checks.get_array(arrays, "labels", "u1", (None,))
         listed = checks.parse_json(packed.tobytes())
         if type(listed) is not list:
-            checks.reject("the labels are no list")
+            checks.reject("the labels are not a list")
         values = [_unpack_label(value) for value in listed]
     else:
         checks.reject(f"the labels are coded as {checks.shown(kind)}")
@@ -186,7 +186,7 @@ def _unpack_label(packed: Any) -> Any:
     if tag == "frozenset":
         return frozenset(_unpack_label(part) for part in parts)
     if not all(isinstance(part, str) for part in parts) or len(parts) != (2 if tag == "numpy" else 1):
-        checks.reject(f"a label of type {checks.shown(tag)} is no text")
+        checks.reject(f"a label of type {checks.shown(tag)} is not text")
     if tag == "numpy":
         dtype, data = _read_dtype(parts[0], "biufcmMSU"), bytes.fromhex(parts[1])
         if len(data) != dtype.itemsize:
@@ -198,5 +198,5 @@ def _unpack_label(packed: Any) -> Any:
     if tag not in _SCALAR_OF_TAG:
         checks.reject(f"a label has the unknown type {checks.shown(tag)}")
     if tag in _NUMBERS and _NUMBERS[tag].fullmatch(parts[0]) is None:
-        checks.reject(f"{checks.shown(parts[0])} is no {tag} that a label may be")
+        checks.reject(f"{checks.shown(parts[0])} is not a valid {tag}")
     return _SCALAR_OF_TAG[tag](parts[0])

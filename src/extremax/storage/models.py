@@ -1,11 +1,11 @@
-"""Models in folders: every component under its own name, and what resuming needs beside the model.
+"""Models in folders: every component under its own name, and the state of training.
 
 ``header.json`` holds the header of the model and of each component; array ``a`` of component ``c`` is the
 file ``c.a.safetensors``.
 
 A sharded model has its dense weights and accumulators in folders inside the folder, each with a range of the
 classes; the header names them with the checksums of their headers, so that none can be missing or of another
-model.
+model.  They are joined in memory when the model is opened.
 """
 
 from __future__ import annotations
@@ -24,10 +24,9 @@ from numpy.typing import NDArray
 from extremax.features.scaling import ColumnScaling
 from extremax.features.whitening import Whitening
 from extremax.model import COMPONENTS, Model
-from extremax.scores.dense import ShardedWeights
 from extremax.solvers.base import TrainState
 from extremax.solvers.flat_parameters import with_solvers
-from extremax.solvers.optimizers import ShardedTables, Tables
+from extremax.solvers.optimizers import Tables
 from extremax.solvers.sparse.solver import FinishedTables, SparseTables
 from extremax.solvers.stream import StreamMoments
 from extremax.storage import checks
@@ -41,12 +40,11 @@ _SHARD_KIND = "class-shard"
 _SHARD_NAME = re.compile(r"(shards-[0-9]{1,9}/)?(shard-[0-9]{4,6})")
 _SHARD_ARRAYS = ("weights", "biases", "squares", "bias_squares")
 _TABLES: dict[str, Any] = {cls.kind: cls for cls in (Tables, SparseTables, FinishedTables)}
-_TABLES[ShardedTables.kind] = ShardedTables
 
 
 @dataclass(frozen=True)
 class SavedModel:
-    """What a folder holds.
+    """The content of a model folder.
 
     Attributes
     ----------
@@ -55,7 +53,7 @@ class SavedModel:
     labels
         Names of the classes.
     header
-        What the estimator keeps: parameters, history, seed.
+        Parameters, history and seed of the estimator.
     parts
         States of further components, such as text features.
     """
@@ -78,7 +76,7 @@ class Change(TypedDict):
 
 
 class EstimatorHeader(msgspec.Struct):
-    """What an estimator keeps in a folder beside the model; None for what there is not."""
+    """Entries of an estimator in a model folder; None for missing ones."""
 
     parameters: dict[str, Any]
     history: Annotated[list[dict[str, int | float | None]], msgspec.Meta(min_length=1)]
@@ -186,7 +184,7 @@ def _open(path: str | os.PathLike[str], *, verify: bool) -> SavedModel:
 def _open_shards(
     path: Path, header: Mapping[str, Any], parts: Mapping[str, State], *, verify: bool
 ) -> dict[str, State]:
-    """Return the states of weights and training of a sharded model, with the arrays of all shards."""
+    """Return the states of weights and training of a sharded model, with the joined arrays of its shards."""
     shards: list[dict[str, NDArray[Any]]] = []
     end, width = 0, None
     for entry in checks.get_list(header, "shards", (dict,)):
@@ -214,15 +212,12 @@ def _open_shards(
         end, width = last, weights.shape[1]
     if not shards:
         checks.reject("it has no shards")
-    own = {"kind": ShardedWeights.kind, "n_shards": len(shards)}
-    weights_header = {**checks.get(parts, "weights").header, **own}
+    joined = {each: np.concatenate([shard[each] for shard in shards]) for each in _SHARD_ARRAYS}
+    weights_header = {**checks.get(parts, "weights").header, "kind": "dense"}
     training = checks.get(parts, "training")
-    arrays = {f"{each}.{i}": shard[each] for i, shard in enumerate(shards) for each in _SHARD_ARRAYS}
     return {
-        "weights": State(
-            weights_header, {n: a for n, a in arrays.items() if n.startswith(("weights.", "biases."))}
-        ),
-        "training": State({**training.header, "tables": ShardedTables.kind}, {**training.arrays, **arrays}),
+        "weights": State(weights_header, {each: joined[each] for each in ("weights", "biases")}),
+        "training": State(training.header, {**training.arrays, **joined}),
     }
 
 

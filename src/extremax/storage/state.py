@@ -1,4 +1,4 @@
-"""What a component of a model saves, and how it is found again.
+"""The saved state of a component of a model, and the registry that restores it.
 
 A component has ``state() -> State`` and a class method ``from_state(state)``.  The header of a state is JSON
 and names its ``kind``; `register` makes a kind known, `restore` builds the object of a state.
@@ -40,7 +40,7 @@ class State:
 def merge(
     header: Mapping[str, Any], parts: Mapping[str, State], arrays: Mapping[str, NDArray[Any]] | None = None
 ) -> State:
-    """Return one state that holds others under prefixes, beside a header and arrays of its own."""
+    """Return one state that holds others under prefixes, besides a header and arrays of its own."""
     joined: dict[str, NDArray[Any]] = dict(arrays or {})
     for prefix, part in parts.items():
         joined |= {f"{prefix}.{name}": array for name, array in part.arrays.items()}

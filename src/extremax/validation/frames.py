@@ -1,6 +1,6 @@
 """Data frames of any kind that narwhals knows, and Hugging Face datasets, as features, texts and labels.
 
-pandas needs nothing beside itself; other frames need narwhals (``pip install extremax[frames]``).
+pandas frames need no further package; other frames need narwhals (``pip install extremax[frames]``).
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def frame_inputs(X: Any, y: Any) -> tuple[Any, Any]:
         return as_frame(X), as_labels(y)
     names = list(table.columns)
     if y not in names:
-        raise ValueError(f"y is {y!r}, which is none of the columns of X: {_listed(names)}.")
+        raise ValueError(f"y is {y!r}, which is not a column of X: {_listed(names)}.")
     features = table[[name for name in names if name != y]]
     return as_frame(features), _take_column(table, y)
 
