@@ -6,6 +6,8 @@ import asyncio
 import json
 import os
 import shutil
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -97,6 +99,39 @@ def test_copy_in_progress_is_tried_again_at_its_end(folder: Path, tmp_path: Path
     assert slot.is_replaced  # by the time of the folder: the header is the same
     assert slot.reload(CONFIG, ignore)
     assert slot.n_reloads == 1
+
+
+def test_copy_over_the_files_is_tried_again_at_its_end(folder: Path) -> None:
+    slot = loaded(folder)
+    whole = {file: file.read_bytes() for file in sorted(folder.iterdir()) if file.suffix}
+    for file in whole:
+        os.truncate(file, 0)
+    (folder / "header.json").write_bytes(whole[folder / "header.json"])
+    assert slot.is_replaced
+    assert not slot.reload(CONFIG, ignore)
+    assert not slot.is_replaced
+    for file, content in whole.items():
+        file.write_bytes(content)
+    assert slot.is_replaced
+    assert slot.reload(CONFIG, ignore)
+
+
+CUT = """
+import os, sys
+from pathlib import Path
+from extremax.serve.models import Slot
+from extremax.serve.settings import ServeConfig
+
+slot = Slot("m", Path(sys.argv[1]), threads=1)
+model = slot.load(ServeConfig(), lambda model: None)
+for file in slot.folder.iterdir():
+    os.truncate(file, 0)
+print(model.clf.predict(["word1 word2 word3"]).tolist(), model.explain("word1 word2", "texts", 3)["labels"])
+"""
+
+
+def test_a_copy_over_a_served_model_does_not_end_the_server(folder: Path) -> None:
+    subprocess.run([sys.executable, "-c", CUT, str(folder)], check=True)
 
 
 @pytest.mark.error

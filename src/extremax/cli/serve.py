@@ -46,6 +46,14 @@ def serve(  # noqa: PLR0913 (the parameters are the options)
         float,
         typer.Option(min=0, max=0.5, help="False-alarm rate of the test for drift in /metrics; 0 for none."),
     ] = 0.01,
+    mapped: Annotated[
+        bool,
+        typer.Option(
+            "--mapped",
+            help="Map the files of models instead of reading them, for models larger than memory; a copy over"
+            " mapped files ends the server.",
+        ),
+    ] = False,
     encoder: Encoder = None,
     threads: Threads = None,
     quiet: Quiet = False,
@@ -84,7 +92,7 @@ def serve(  # noqa: PLR0913 (the parameters are the options)
         api_key=None if api_key_file is None else read_key(api_key_file),
         monitor_alpha=drift_alpha,
     )
-    slots = _slots(models, analysis or [], threads, encoder)
+    slots = _slots(models, analysis or [], threads=threads, encoder=encoder, mapped=mapped)
     listening = open_socket(host, port)  # before models are loaded: a port that is taken is said at once
     try:
         app = create_app(slots, config, log=terminal.log)
@@ -110,7 +118,7 @@ def read_key(path: Path) -> str:
     return lines[0]
 
 
-def _slots(models: list[str], analysis: list[str], threads: int | None, encoder: str | None) -> list[Any]:
+def _slots(models: list[str], analysis: list[str], **how: Any) -> list[Any]:
     """Return the models to serve, each under its name."""
     from extremax.serve.models import Slot
 
@@ -123,7 +131,7 @@ def _slots(models: list[str], analysis: list[str], threads: int | None, encoder:
                 f"{name!r} cannot be the name of a model in a path; name it with letters, digits, dots and"
                 " dashes: NAME=FOLDER."
             )
-        slots.append(Slot(name, Path(folder), threads, encoder))
+        slots.append(Slot(name, Path(folder), **how))
     for given in analysis:
         name, file = _split(given)
         found = [slot for slot in slots if slot.name == (name or slots[0].name)]

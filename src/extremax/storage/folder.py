@@ -184,6 +184,7 @@ def load_folder(
     kind: str | tuple[str, ...],
     verify: bool = False,
     copy_on_write: bool = False,
+    mapped: bool = True,
 ) -> ModelFolder:
     """Open a folder; its arrays are memory-mapped, so that large ones open as fast as small ones.
 
@@ -200,6 +201,8 @@ def load_folder(
     copy_on_write : bool
         Return arrays that may be written to, in memory only: a page is copied when it is first changed. By
         default the arrays are read-only.
+    mapped : bool
+        False reads the arrays into memory: a mapped file must not be written to or cut by anybody.
 
     Raises
     ------
@@ -208,7 +211,6 @@ def load_folder(
     """
     folder = Path(path)
     kinds = (kind,) if isinstance(kind, str) else kind
-    mode: Literal["r", "c"] = "c" if copy_on_write else "r"
 
     def load() -> ModelFolder:
         content, _ = _read_header(folder)
@@ -216,9 +218,11 @@ def load_folder(
             raise ModelFileError(f"{folder} holds a {content.kind!r}, not a {kinds[0]!r}.")
         with checks.whole_model(folder):
             arrays = {
-                name: _open_array(_array_path(folder, name, content.generation), entry, verify, mode)
+                name: _open_array(_array_path(folder, name, content.generation), entry, verify, mapped)
                 for name, entry in content.arrays.items()
             }
+            for array in arrays.values():
+                array.flags.writeable = copy_on_write
             labels = None
             if content.labels is not None:
                 packed = {name: arrays.pop(name) for name in _LABELS if name in arrays}
@@ -366,21 +370,26 @@ def _sum_of(data: NDArray[np.uint8], i: int, chunk: int) -> str:
     return f"{zlib.crc32(data[i * chunk : (i + 1) * chunk].data):08x}"
 
 
-def _open_array(path: Path, entry: ArrayEntry, verify: bool, mode: Literal["r", "c"]) -> NDArray[Any]:
-    """Map an array; `safetensors.safe_open` would copy it, and the header has said all about it."""
+def _open_array(path: Path, entry: ArrayEntry, verify: bool, mapped: bool) -> NDArray[Any]:
+    """Map or read an array; `safetensors.safe_open` would copy it, and the header has said all about it."""
     dtype = np.dtype(entry.dtype).newbyteorder("<")
     size = prod(entry.shape) * dtype.itemsize
     if not path.is_file():
         raise ModelFileError(f"{path} is missing. {checks.HINT}")
     try:
-        with open(path, "rb") as file:
+        with open(str(path), "rb") as file:  # a map keeps the name for other processes, if it is a string
             found, offset = os.fstat(file.fileno()).st_size, 8 + int.from_bytes(file.read(8), "little")
             if found != offset + size:
                 raise ModelFileError(
                     f"{path} has {found:,} bytes instead of {offset + size:,}: it was cut off or replaced."
                     f" {checks.HINT}"
                 )
-            data = np.memmap(file, np.uint8, mode, offset, (size,)) if size else np.empty(0, np.uint8)
+            if mapped and size:
+                data: NDArray[np.uint8] = np.memmap(file, np.uint8, "c", offset, (size,))
+            else:
+                data = np.fromfile(file, np.uint8, size, offset=offset - 8)  # the first 8 are read
+            if len(data) != size:
+                raise ModelFileError(f"{path} was cut off while it was read. {checks.HINT}")
     except OSError as error:
         raise ModelFileError(f"{path} cannot be read ({error.strerror}). {checks.HINT}") from error
     n_chunks = -(-size // entry.chunk)
@@ -391,7 +400,6 @@ def _open_array(path: Path, entry: ArrayEntry, verify: bool, mode: Literal["r", 
         if _sum_of(data, i, entry.chunk) != entry.checksums[8 * i : 8 * i + 8]:
             raise ModelFileError(f"{path} is damaged near byte {offset + i * entry.chunk:,}. {checks.HINT}")
     array: NDArray[Any] = np.asarray(data).view(dtype).reshape(entry.shape)
-    array.flags.writeable = mode == "c"
     return array
 
 
