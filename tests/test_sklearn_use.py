@@ -303,7 +303,7 @@ def test_loaded_model_goes_to_other_processes(tmp_path: Path) -> None:
     for name, rows, labels in (("dense", X, y), ("texts", TEXTS, LABELS)):
         clf: Any = load_model(tmp_path / name)
         tasks = (delayed(predict_in_process)(clf, rows) for _ in range(2))
-        for found in Parallel(n_jobs=2, max_nbytes="1k")(tasks):
+        for found in Parallel(n_jobs=2, max_nbytes="1K")(tasks):
             assert np.array_equal(found, clf.predict(rows))
         scores = cross_val_score(FrozenEstimator(clf), rows, labels, cv=2, n_jobs=2)
         assert scores.mean() == pytest.approx(clf.score(rows, labels))
