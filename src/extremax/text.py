@@ -286,7 +286,9 @@ class TextClassifier(Classifier):
                 " needs features=NgramFeatures()."
             )
         found = self.features_.occurrences(text)
-        spelled = dict(zip(found.columns.tolist(), found.names, strict=True))
+        _, first = np.unique(found.columns, return_index=True)
+        once = found._replace(**{name: getattr(found, name)[first] for name in found._fields[1:]})
+        spelled = dict(zip(once.columns.tolist(), once.names, strict=True))
         return explain_row(
             self.model_,
             self.classes_,

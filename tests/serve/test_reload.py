@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -237,6 +238,31 @@ def test_page_that_is_given_up_keeps_its_place(text_folder: Path, monkeypatch: p
         release.set()
         wait_for(lambda: live.ask("/tree")[0] == 200, "a page is answered")
         assert most == 4
+
+
+def test_a_flood_of_explanations_leaves_the_server_free(
+    text_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    release = threading.Event()
+    with running({"m": text_folder}, reload_seconds=0) as live, ThreadPoolExecutor(24) as pool:
+        model: Any = live.slots[0].current
+        explain = model.explain
+
+        def wait(*arguments: Any) -> Any:
+            release.wait(2 * PATIENCE)
+            return explain(*arguments)
+
+        monkeypatch.setattr(model, "explain", wait)
+        asked = [pool.submit(live.ask, "/explain", {"inputs": "fell off a ladder"}) for _ in range(24)]
+        wait_for(lambda: sum(one.done() for one in asked) == 20, "twenty are refused")
+        refused = [one.result() for one in asked if one.done()]
+        assert {status for status, _ in refused} == {503}
+        assert refused[0][1]["error"] == "4 explanations are being made; try again in a second."
+        for path in ("/info", "/metrics"):
+            assert live.ask(path)[0] == 200
+        release.set()
+        assert sorted(one.result()[0] for one in asked) == [200] * 4 + [503] * 20
+        assert live.ask("/explain", {"inputs": "fell off a ladder"})[0] == 200
 
 
 def test_single_rows_are_answered_by_the_event_loop(

@@ -377,7 +377,7 @@ def _open_array(path: Path, entry: ArrayEntry, verify: bool, mapped: bool) -> ND
     if not path.is_file():
         raise ModelFileError(f"{path} is missing. {checks.HINT}")
     try:
-        with open(str(path), "rb") as file:  # a map keeps the name for other processes, if it is a string
+        with open(path, "rb") as file:
             found, offset = os.fstat(file.fileno()).st_size, 8 + int.from_bytes(file.read(8), "little")
             if found != offset + size:
                 raise ModelFileError(
