@@ -9,9 +9,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from joblib import Parallel, delayed
 from scipy import sparse
 from sklearn.base import clone
 from sklearn.decomposition import TruncatedSVD
+from sklearn.frozen import FrozenEstimator
 from sklearn.linear_model import LogisticRegression, SGDClassifier
 from sklearn.metrics import balanced_accuracy_score, log_loss
 from sklearn.model_selection import GridSearchCV, cross_val_score
@@ -288,3 +290,20 @@ def test_stream_goes_on_after_a_save_identity(tmp_path: Path) -> None:
     for start in (600, 900):
         later.partial_fit(X[start : start + 300], y[start : start + 300])
     np.testing.assert_array_equal(later.predict_proba(X), straight.predict_proba(X))
+
+
+def predict_in_process(clf: Any, X: Any) -> Any:
+    return clf.predict(X)
+
+
+def test_loaded_model_goes_to_other_processes(tmp_path: Path) -> None:
+    X, y = around_means(200, 12, 5)
+    ExtremeClassifier(random_state=0).fit(X, y).save(tmp_path / "dense")
+    TextClassifier().fit(TEXTS, LABELS).save(tmp_path / "texts")
+    for name, rows, labels in (("dense", X, y), ("texts", TEXTS, LABELS)):
+        clf: Any = load_model(tmp_path / name)
+        tasks = (delayed(predict_in_process)(clf, rows) for _ in range(2))
+        for found in Parallel(n_jobs=2, max_nbytes="1K")(tasks):
+            assert np.array_equal(found, clf.predict(rows))
+        scores = cross_val_score(FrozenEstimator(clf), rows, labels, cv=2, n_jobs=2)
+        assert scores.mean() == pytest.approx(clf.score(rows, labels))

@@ -9,12 +9,14 @@ is a factor of e between two probabilities where the temperature is 1.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy import sparse
 
 from extremax.features.ngrams import Occurrences
 from extremax.scores.base import RowTerms
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
 
 Terms = list[tuple[str, float]]
 _SHOWN = 8  # terms that are printed; the others are added up
+_TOKEN = re.compile(r"\w+|[^\w\s]")
 
 
 @dataclass(frozen=True)
@@ -124,7 +127,11 @@ class Explanation:
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as plain lists and dictionaries."""
-        return asdict(self)
+        # `asdict` would copy every term
+        return vars(self) | {
+            "score": {**vars(self.score)},
+            "against": [{**vars(part)} for part in self.against],
+        }
 
 
 @dataclass(frozen=True)
@@ -192,6 +199,9 @@ def explain_row(
     ids = best[0][0]
     columns, pieces, rest = _class_contributions(model, X, ids)
     named = list(names(columns))
+    spelled, shares = (
+        ([], np.zeros((0, len(columns)))) if occurrences is None else _words(occurrences, columns)
+    )
     scores = model.debiased_scores(X)[0, ids].astype(np.float64)
     if model.noise_term is not None:
         rest = [*rest, ("(log p of the noise)", scores - pieces.sum(axis=0) - sum(part for _, part in rest))]
@@ -202,7 +212,7 @@ def explain_row(
         inside = sum(value for name, value in terms if name == EMBEDDING)
         terms = [term for term in terms if term[0] != EMBEDDING]
         whole += [(EMBEDDING, inside)] if inside else []
-        words = [] if occurrences is None else _by_word(occurrences, columns, pieces @ weights)
+        words = list(zip(spelled, (shares @ (pieces @ weights)).tolist(), strict=True))
         return Contributions(
             label=_item(classes[ids[0]]),
             rather_than=None if rather_than is None else _item(classes[ids[rather_than]]),
@@ -293,45 +303,36 @@ def _mean_weights(found: list[tuple[Int32, Float32]]) -> tuple[Int32, Float32]:
     return columns.astype(np.int32), (summed / len(found)).astype(np.float32)
 
 
-def _by_word(found: Occurrences, columns: Int32, contributions: Float64) -> Terms:
-    """Divide the contributions of n-grams among the words of the text; return the sum of each word."""
-    owner, tokens = _tokens(found.text)
-    sums = np.zeros(len(tokens))
-    n_places = np.bincount(found.columns, minlength=int(columns.max(initial=-1)) + 1)
-    value = np.zeros(len(n_places))
-    value[columns] = contributions / np.maximum(n_places[columns], 1)
-    is_word = np.array([token[0].isalnum() or token[0] == "_" for token in tokens], dtype=np.bool_)
-    for column, start, length in zip(
-        found.columns.tolist(), found.starts.tolist(), found.lengths.tolist(), strict=True
-    ):
-        covered = owner[max(0, start) : start + length]
-        covered = covered[covered >= 0]
-        words = covered[is_word[covered]]
-        covered = words if len(words) else covered  # marks count where there are no letters
-        np.add.at(sums, covered, value[column] / len(covered))
-    totals: dict[str, float] = {}
-    for token, part in zip(tokens, sums.tolist(), strict=True):
-        totals[token] = totals.get(token, 0.0) + part
-    return list(totals.items())
+def _words(found: Occurrences, columns: Int32) -> tuple[list[str], sparse.csr_matrix]:
+    """Return the words of a text, and the share of each in the contribution of each column.
 
-
-def _tokens(text: str) -> tuple[Int32, list[str]]:
-    """Return the number of the word or mark that each character belongs to, -1 for spaces, and the tokens."""
-    owner = np.full(len(text), -1, dtype=np.int32)
-    tokens: list[str] = []
-    in_word = False
-    for i, character in enumerate(text):
-        if character.isspace():
-            in_word = False
-            continue
-        is_letter = character.isalnum() or character == "_"
-        if is_letter and in_word:
-            tokens[-1] += character
-        else:
-            tokens.append(character)
-        in_word = is_letter
-        owner[i] = len(tokens) - 1
-    return owner, tokens
+    The contribution of an n-gram is divided among its places, and at each among the words that it covers, by
+    the number of their letters in it; among marks where there are no letters.
+    """
+    tokens = list(_TOKEN.finditer(found.text))
+    words = list(dict.fromkeys(token[0] for token in tokens))
+    number = {word: i for i, word in enumerate(words)}
+    owner = np.full(len(found.text), -1, np.int64)  # word or mark of each character, -1 for spaces
+    for token in tokens:
+        owner[token.start() : token.end()] = number[token[0]]
+    starts = np.maximum(found.starts, 0).astype(np.int64)
+    sizes = np.minimum(found.starts + found.lengths, len(found.text)) - starts
+    places = np.repeat(np.arange(len(starts)), sizes)
+    first = np.cumsum(sizes) - sizes
+    covered = owner[np.arange(len(places)) + np.repeat(starts - first, sizes)]
+    is_mark = np.array([not (word[0].isalnum() or word[0] == "_") for word in words], dtype=np.bool_)
+    has_letter = np.zeros(len(starts), np.bool_)
+    has_letter[places[(covered >= 0) & ~is_mark[covered]]] = True
+    at = np.full(max(columns.max(initial=-1), found.columns.max(initial=-1)) + 1, -1)
+    at[columns] = np.arange(len(columns))
+    at = at[found.columns]  # place of each n-gram among the columns
+    kept = (covered >= 0) & ~(is_mark[covered] & has_letter[places]) & (at >= 0)[places]
+    places, covered = places[kept], covered[kept]
+    n_letters = np.bincount(places, minlength=len(starts))
+    n_places = np.bincount(at[at >= 0], minlength=len(columns))[at]
+    share = 1.0 / np.maximum(n_letters * n_places, 1)
+    matrix = sparse.coo_matrix((share[places], (covered, at[places])), shape=(len(words), len(columns)))
+    return words, matrix.tocsr()
 
 
 def _sorted(terms: Terms) -> Terms:

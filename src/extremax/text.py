@@ -286,7 +286,9 @@ class TextClassifier(Classifier):
                 " needs features=NgramFeatures()."
             )
         found = self.features_.occurrences(text)
-        spelled = dict(zip(found.columns.tolist(), found.names, strict=True))
+        _, first = np.unique(found.columns, return_index=True)
+        once = found._replace(**{name: getattr(found, name)[first] for name in found._fields[1:]})
+        spelled = dict(zip(once.columns.tolist(), once.names, strict=True))
         return explain_row(
             self.model_,
             self.classes_,
@@ -386,7 +388,7 @@ def _encode(encoder: Any, texts: list[str]) -> NDArray[np.float32]:
 
 
 def load_model(
-    path: str | os.PathLike[str], *, verify: bool = False, encoder: Any = None
+    path: str | os.PathLike[str], *, verify: bool = False, encoder: Any = None, mapped: bool = True
 ) -> ExtremeClassifier | TextClassifier:
     """Open a model that `save` of a classifier wrote, in one piece or in shards of classes.
 
@@ -404,6 +406,9 @@ def load_model(
         The encoder of a `TextClassifier` that was trained with one; the folder holds only the model behind
         it. An encoder named in the folder is not loaded automatically, because a folder from elsewhere may
         name anything: pass the name of an encoder that you trust.
+    mapped : bool
+        Map the arrays instead of reading them. The files of a mapped model may be replaced, as `save` does,
+        or removed, but not overwritten: ``cp`` or ``rsync --inplace`` over them ends the process.
 
     Returns
     -------
@@ -425,7 +430,7 @@ def load_model(
     ...     load_model(f"{folder}/model").predict([[0.0, 1.0]]).tolist()
     ['a']
     """
-    saved = open_model(path, verify=verify)
+    saved = open_model(path, verify=verify, mapped=mapped)
     about = saved.parts.get(TEXT_COMPONENT)
     if encoder is not None and (about is None or about.header.get("kind") != "encoder"):
         raise ValueError(f"{path} was not trained with an encoder; open it without one.")

@@ -740,3 +740,14 @@ def test_export_writes_a_graph_that_predicts(features: Path, word_model: Path, t
     failed = cli("export", word_model, "--onnx", tmp_path / "words.onnx", code=1)
     assert "sparse features" in failed.stderr
     assert not (tmp_path / "words.onnx").exists()
+
+
+def test_formulas_are_guarded_in_csv(folder: Path) -> None:
+    texts = ["=1+1", "@cmd", " +x", "-y", "-1.5", "fell off"]
+    rows = "text\n" + "".join(f'"{text}"\n' for text in texts)
+    for option, marks in (("--guard", ["'"] * 4 + ["", ""]), ("--no-guard", [""] * 6)):
+        done = cli("predict", folder / "model", "-", "--format", "csv", option, text=rows)
+        found = [row["text"] for row in csv.DictReader(done.stdout.splitlines())]
+        assert found == [mark + text for mark, text in zip(marks, texts, strict=True)]
+    done = cli("predict", folder / "model", "-", "--format", "csv", "--to", "jsonl", text=rows)
+    assert [json.loads(line)["text"] for line in done.stdout.splitlines()] == texts

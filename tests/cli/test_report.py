@@ -84,3 +84,8 @@ def test_merged_and_grown_models_have_a_report(folder, tmp_path):
     assert sorted(document["tree"]["order"]) == list(range(len(clf.classes_))) == list(range(5))
     page = ModelPage(clf, document)
     assert page.overview()["held_out"]["n_rows"] == 13
+
+
+def test_a_report_that_fails_leaves_no_folder(folder, tmp_path):
+    cli("report", folder / "model", tmp_path / "missing.csv", "--out", tmp_path / "out", code=1)
+    assert not (tmp_path / "out").exists()

@@ -9,6 +9,7 @@ from typer.testing import CliRunner
 
 from extremax import ExtremeClassifier, TextClassifier, load_model
 from extremax.cli.app import app
+from extremax.runtime.locks import hold_folder
 
 THINGS = ["ladder", "roof", "horse", "boat"]
 TEXTS = [f"{verb} {thing}" for thing in THINGS for verb in ("fell off the", "jumped from a", "near my")]
@@ -68,18 +69,47 @@ def test_known_classes_are_trained_when_asked(model, tmp_path):
     assert "tree" in load_model(model).classes_
 
 
-def test_mistakes_leave_the_model_as_it_was(model):
-    before = {path.name: path.read_bytes() for path in model.iterdir()}
+def content(folder):
+    return {path.name: path.read_bytes() for path in folder.iterdir() if path.name[0] != "."}
+
+
+def test_mistakes_leave_the_model_as_it_was(model, tmp_path):
+    before = content(model)
+    (tmp_path / "latin.txt").write_bytes("straße=road\n".encode("latin-1"))
     for arguments, sentence in [
         ((), "nothing to do"),
         (("--remove", "nobody"), "'nobody' is none of the model's 5 labels"),
         (("--merge", "nobody=x"), "--merge takes OLD=NEW"),
+        (("--merge", f"@{tmp_path / 'latin.txt'}"), "latin.txt is not UTF-8; save it as UTF-8 text."),
         ([word for name in LABELS[2::3][1:] for word in ("--remove", name)], "would leave 1"),
     ]:
         done = CliRunner().invoke(app, ["update", str(model), *arguments])
         assert done.exit_code in (1, 2)
         assert sentence in " ".join(done.stderr.replace("\u2502", " ").split())
-    assert {path.name: path.read_bytes() for path in model.iterdir()} == before
+    assert content(model) == before
+
+
+def test_second_update_at_once_is_told(model):
+    before = content(model)
+    with hold_folder(model):  # as an update does from load to save
+        done = cli("update", model, "--remove", "roof", code=1)
+        assert "is in use by another process. Wait until it ends" in done.stderr
+        assert content(model) == before
+        cli("update", model, "--remove", "roof", "--out", model.with_name("other"))
+    cli("update", model, "--remove", "roof")
+    assert "roof" not in load_model(model).classes_
+
+
+def test_update_holds_the_model_from_load_to_save(model, monkeypatch):
+    def remove(clf, labels):
+        with pytest.raises(BlockingIOError), hold_folder(model):
+            pass
+        removed.append(labels)
+
+    removed = []
+    monkeypatch.setattr(TextClassifier, "remove_classes", remove)
+    cli("update", model, "--remove", "roof")
+    assert removed == [["roof"]]
 
 
 @pytest.mark.parametrize("saved", [None, 3])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import socket
 import time
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -226,3 +227,25 @@ def test_many_silent_connections_do_not_stop_others(live: Live) -> None:
     finally:
         for connection in silent:
             connection.close()
+
+
+def test_a_foreign_name_of_this_machine_is_refused(text_folder: Path) -> None:
+    with running({"m": text_folder}, hosts=("localhost", "127.0.0.1"), reload_seconds=0) as live:
+        question = {"inputs": "fell off a ladder"}
+        for host in (
+            "evil.example",
+            f"evil.example:{live.port}",
+            "localhost.evil.example",
+            "localhost:80:80",
+        ):
+            status, found = live.ask("/predict", question, headers={"Host": host})
+            assert (status, found["error"][:33]) == (421, "this server answers to localhost,")
+        for host in ("localhost", f"127.0.0.1:{live.port}", "LOCALHOST:80"):
+            assert live.ask("/predict", question, headers={"Host": host})[0] == 200
+
+
+def test_no_answer_is_sniffed(live: Live) -> None:
+    for path, body in (("/predict", b'{"inputs": "a"}'), ("/info", None)):
+        request = urllib.request.Request(f"http://127.0.0.1:{live.port}{path}", body)
+        with urllib.request.urlopen(request) as answer:
+            assert answer.headers["X-Content-Type-Options"] == "nosniff"

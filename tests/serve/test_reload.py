@@ -6,8 +6,11 @@ import asyncio
 import json
 import os
 import shutil
+import subprocess
+import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -97,6 +100,39 @@ def test_copy_in_progress_is_tried_again_at_its_end(folder: Path, tmp_path: Path
     assert slot.is_replaced  # by the time of the folder: the header is the same
     assert slot.reload(CONFIG, ignore)
     assert slot.n_reloads == 1
+
+
+def test_copy_over_the_files_is_tried_again_at_its_end(folder: Path) -> None:
+    slot = loaded(folder)
+    whole = {file: file.read_bytes() for file in sorted(folder.iterdir()) if file.suffix}
+    for file in whole:
+        os.truncate(file, 0)
+    (folder / "header.json").write_bytes(whole[folder / "header.json"])
+    assert slot.is_replaced
+    assert not slot.reload(CONFIG, ignore)
+    assert not slot.is_replaced
+    for file, content in whole.items():
+        file.write_bytes(content)
+    assert slot.is_replaced
+    assert slot.reload(CONFIG, ignore)
+
+
+CUT = """
+import os, sys
+from pathlib import Path
+from extremax.serve.models import Slot
+from extremax.serve.settings import ServeConfig
+
+slot = Slot("m", Path(sys.argv[1]), threads=1)
+model = slot.load(ServeConfig(), lambda model: None)
+for file in slot.folder.iterdir():
+    os.truncate(file, 0)
+print(model.clf.predict(["word1 word2 word3"]).tolist(), model.explain("word1 word2", "texts", 3)["labels"])
+"""
+
+
+def test_a_copy_over_a_served_model_does_not_end_the_server(folder: Path) -> None:
+    subprocess.run([sys.executable, "-c", CUT, str(folder)], check=True)
 
 
 @pytest.mark.error
@@ -202,6 +238,31 @@ def test_page_that_is_given_up_keeps_its_place(text_folder: Path, monkeypatch: p
         release.set()
         wait_for(lambda: live.ask("/tree")[0] == 200, "a page is answered")
         assert most == 4
+
+
+def test_a_flood_of_explanations_leaves_the_server_free(
+    text_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    release = threading.Event()
+    with running({"m": text_folder}, reload_seconds=0) as live, ThreadPoolExecutor(24) as pool:
+        model: Any = live.slots[0].current
+        explain = model.explain
+
+        def wait(*arguments: Any) -> Any:
+            release.wait(2 * PATIENCE)
+            return explain(*arguments)
+
+        monkeypatch.setattr(model, "explain", wait)
+        asked = [pool.submit(live.ask, "/explain", {"inputs": "fell off a ladder"}) for _ in range(24)]
+        wait_for(lambda: sum(one.done() for one in asked) == 20, "twenty are refused")
+        refused = [one.result() for one in asked if one.done()]
+        assert {status for status, _ in refused} == {503}
+        assert refused[0][1]["error"] == "4 explanations are being made; try again in a second."
+        for path in ("/info", "/metrics"):
+            assert live.ask(path)[0] == 200
+        release.set()
+        assert sorted(one.result()[0] for one in asked) == [200] * 4 + [503] * 20
+        assert live.ask("/explain", {"inputs": "fell off a ladder"})[0] == 200
 
 
 def test_single_rows_are_answered_by_the_event_loop(

@@ -470,3 +470,9 @@ def test_unsavable_content_rejects(
     with pytest.raises(error, match=text):
         save(tmp_path / "model", **changes)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_label_that_cannot_be_compared_rejects() -> None:
+    packed = np.frombuffer(b'[["decimal","sNaN"]]', np.uint8)
+    with pytest.raises(ModelFileError, match="sNaN"):
+        unpack_labels({"coding": "json"}, {"labels": packed})

@@ -162,6 +162,16 @@ def test_offsets_whose_differences_overflow_reject(forge: Any, base: str, name: 
     rejects(made.sign(), "fit together")
 
 
+@pytest.mark.parametrize("step", [0, -1])
+def test_a_class_twice_or_out_of_order_in_a_column_rejects(forge: Any, step: int) -> None:
+    made = forge("sparse")
+    classes, offsets = made.array("weights.classes"), made.array("weights.offsets")
+    first = int(offsets[np.flatnonzero(np.diff(offsets) > 1)[0]])
+    classes[first : first + 2] = 1, 1 + step
+    made.replace("weights.classes", classes)
+    rejects(made.sign(), "fit together")
+
+
 @pytest.mark.parametrize("name", ["../weights", "/etc/hosts", "a/b", "..", "x" * 300])
 def test_names_that_leave_the_folder_reject(forge: Any, name: str) -> None:
     made = forge("dense")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import threading
@@ -42,6 +43,40 @@ def run_save(path: Path, stop: str) -> subprocess.Popen[str]:
 
 def names(path: Path) -> list[str]:
     return sorted(entry.name for entry in path.iterdir() if entry.name != ".saving.lock")
+
+
+def test_files_of_the_user_stay(tmp_path: Path) -> None:
+    path = save(tmp_path / "model", 1.0)
+    others = ["notes.safetensors", "w-7.safetensors", ".tmp-notes", "shard-0", "a.txt"]
+    for name in others:
+        (path / name).write_text("mine")
+    for value in (2.0, 3.0):
+        save(path, value)
+    assert {*others, "header.json", "w-2.safetensors"} == set(names(path))
+    assert all((path / name).read_text() == "mine" for name in others)
+
+
+def test_list_of_old_files_cannot_name_others(tmp_path: Path) -> None:
+    path = save(tmp_path / "model", 1.0)
+    outside = tmp_path / "other.safetensors"
+    outside.write_text("mine")
+    (path / "a.txt").write_text("mine")
+    (path / ".saving.json").write_text('["../other.safetensors", "a.txt", "header.json", ".."]')
+    save(path, 2.0)
+    assert outside.exists()
+    assert (path / "a.txt").exists()
+    assert load_folder(path, kind="demo").header == {"value": 2.0}
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no modes")
+def test_a_save_keeps_modes(tmp_path: Path) -> None:
+    path = save(tmp_path / "model", 1.0)
+    path.chmod(0o700)
+    (path / "header.json").chmod(0o600)
+    save(path, 2.0)
+    assert path.stat().st_mode & 0o777 == 0o700
+    for name in ("header.json", "w-1.safetensors"):
+        assert (path / name).stat().st_mode & 0o777 == 0o600
 
 
 @pytest.mark.parametrize("n_before", [0, 1])

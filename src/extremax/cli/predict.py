@@ -6,7 +6,7 @@ import csv
 import io
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -29,6 +29,8 @@ from extremax.cli.options import (
 
 SEARCH_HELP = "exact scores all classes; beam scores those that an index, or the label tree, finds best."
 _OWN_NAME = re.compile(r"id|labels?|probability|probabilities|(label|probability)_\d+")
+# what a spreadsheet takes for a formula; numbers are none
+_FORMULA = re.compile(r"(?!-?\d+(\.\d+)?(e-?\d+)?\Z)\s*[=+\-@\t\r]", re.IGNORECASE | re.ASCII)
 _ROWS = 4096  # predicted at a time
 _ROWS_PIPED = 256  # predicted at a time from a pipe, where answers should not wait for thousands of rows
 # Columns of the input, labels and probabilities of some rows.
@@ -86,6 +88,13 @@ def predict(  # noqa: PLR0913 (the parameters are the options)
     with_text: Annotated[
         bool, typer.Option("--text/--no-text", help="Whether to write the text beside its labels.")
     ] = True,
+    guard: Annotated[
+        bool,
+        typer.Option(
+            "--guard/--no-guard",
+            help="Whether to put ' before cells of CSV that a spreadsheet would take for a formula.",
+        ),
+    ] = True,
     encoder: Encoder = None,
     threads: Threads = None,
     quiet: Quiet = False,
@@ -134,7 +143,8 @@ def predict(  # noqa: PLR0913 (the parameters are the options)
 
     with terminal.atomic_file(out) as file:
         if kind is Output.csv:
-            _write_csv(file, answers(), k if threshold is None else 0, columns.early_names)
+            show = _guarded if guard else _cell
+            _write_csv(file, answers(), k if threshold is None else 0, columns.early_names, show)
         elif kind is Output.jsonl:
             for carried, labels, prob in answers():
                 cells = zip(*carried.values(), labels, prob, strict=True)
@@ -221,7 +231,13 @@ class Columns:
         return out
 
 
-def _write_csv(file: IO[bytes], answers: Iterable[Answers], k: int, early_names: list[str]) -> None:
+def _write_csv(
+    file: IO[bytes],
+    answers: Iterable[Answers],
+    k: int,
+    early_names: list[str],
+    show: Callable[[Any], Any],
+) -> None:
     """Write columns of the input, then labels and probabilities: k of each, or all joined if k is 0."""
     predicted = [f"{name}_{i}" for i in range(1, k + 1) for name in ("label", "probability")]
     if k < 2:
@@ -235,7 +251,7 @@ def _write_csv(file: IO[bytes], answers: Iterable[Answers], k: int, early_names:
             p = [decimal(value) for value in values]
             joined = [";".join(map(str, names)), ";".join(p)]
             found = joined if k == 0 else [cell for pair in zip(names, p, strict=True) for cell in pair]
-            rows.append([*map(_cell, before), *found])
+            rows.append([show(cell) for cell in (*before, *found)])
         file.write(csv_bytes(rows))
         file.flush()
     if not has_head:
@@ -269,6 +285,11 @@ def _write_parquet(file: IO[bytes], answers: Iterable[Answers]) -> None:
 
 def _cell(value: Any) -> Any:
     return json.dumps(value, ensure_ascii=False, default=str) if isinstance(value, dict | list) else value
+
+
+def _guarded(value: Any) -> Any:
+    cell = _cell(value)
+    return f"'{cell}" if isinstance(cell, str) and _FORMULA.match(cell) else cell
 
 
 def _uniform(values: list[Any]) -> list[Any]:

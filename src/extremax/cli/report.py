@@ -44,7 +44,8 @@ def report(
     terminal.set_quiet(opening.quiet)
     targets = _targets(out)
     for path in targets.values():
-        terminal.check_file(path)
+        if path.parent.exists():
+            terminal.check_file(path)
     from extremax.report import analyse, make_document, save_document
     from extremax.report.report import write_report
 
@@ -53,6 +54,8 @@ def report(
     found = analyse(clf, rows, labels)
     warn_left_out(found.n_left_out)
     document = make_document(clf, found)
+    if len(targets) > 1:
+        out.mkdir(parents=True, exist_ok=True)
     if "json" in targets:
         save_document(document, targets["json"])
     if "html" in targets:
@@ -69,7 +72,6 @@ def _targets(out: Path) -> dict[str, Path]:
         return {kind: out}
     if out.suffix and not out.is_dir():
         raise typer.BadParameter(f"--out {out}: the name must end in .html or .json, or be a folder.")
-    out.mkdir(parents=True, exist_ok=True)
     return {"html": out / _HTML, "json": out / _JSON}
 
 

@@ -11,6 +11,7 @@ import typer
 from extremax.cli import terminal
 from extremax.cli.options import Encoder, Quiet, Search, Threads
 
+_LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
@@ -24,6 +25,14 @@ def serve(  # noqa: PLR0913 (the parameters are the options)
     ],
     host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 for all.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 for any free one.")] = 8000,
+    allow_host: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME",
+            help="Name that a proxy asks this server by, where it listens to this machine alone and has no"
+            " key. May be repeated.",
+        ),
+    ] = None,
     api_key_file: Annotated[
         Path | None,
         typer.Option(help="File with a key that requests must carry (Authorization: Bearer KEY)."),
@@ -46,6 +55,14 @@ def serve(  # noqa: PLR0913 (the parameters are the options)
         float,
         typer.Option(min=0, max=0.5, help="False-alarm rate of the test for drift in /metrics; 0 for none."),
     ] = 0.01,
+    mapped: Annotated[
+        bool,
+        typer.Option(
+            "--mapped",
+            help="Map the files of models instead of reading them, for models larger than memory; a copy over"
+            " mapped files ends the server.",
+        ),
+    ] = False,
     encoder: Encoder = None,
     threads: Threads = None,
     quiet: Quiet = False,
@@ -72,6 +89,7 @@ def serve(  # noqa: PLR0913 (the parameters are the options)
     from extremax.serve.server import open_socket, run_server
     from extremax.serve.settings import ServeConfig
 
+    is_local = host in _LOOPBACK or host == "::1"
     config = ServeConfig(
         max_texts=max_texts,
         max_characters=max_characters,
@@ -82,9 +100,10 @@ def serve(  # noqa: PLR0913 (the parameters are the options)
         reload_seconds=reload,
         search=search.value,
         api_key=None if api_key_file is None else read_key(api_key_file),
+        hosts=(*_LOOPBACK, *(allow_host or ())) if is_local and api_key_file is None else None,
         monitor_alpha=drift_alpha,
     )
-    slots = _slots(models, analysis or [], threads, encoder)
+    slots = _slots(models, analysis or [], threads=threads, encoder=encoder, mapped=mapped)
     listening = open_socket(host, port)  # before models are loaded: a port that is taken is said at once
     try:
         app = create_app(slots, config, log=terminal.log)
@@ -110,7 +129,7 @@ def read_key(path: Path) -> str:
     return lines[0]
 
 
-def _slots(models: list[str], analysis: list[str], threads: int | None, encoder: str | None) -> list[Any]:
+def _slots(models: list[str], analysis: list[str], **how: Any) -> list[Any]:
     """Return the models to serve, each under its name."""
     from extremax.serve.models import Slot
 
@@ -123,7 +142,7 @@ def _slots(models: list[str], analysis: list[str], threads: int | None, encoder:
                 f"{name!r} cannot be the name of a model in a path; name it with letters, digits, dots and"
                 " dashes: NAME=FOLDER."
             )
-        slots.append(Slot(name, Path(folder), threads, encoder))
+        slots.append(Slot(name, Path(folder), **how))
     for given in analysis:
         name, file = _split(given)
         found = [slot for slot in slots if slot.name == (name or slots[0].name)]

@@ -14,7 +14,7 @@ from typing import IO, Any
 
 import msgspec
 
-from extremax.runtime.atomic_files import naming, stage_of
+from extremax.runtime.atomic_files import naming, replacing
 from extremax.runtime.progress import ProgressLine
 
 _quiet = False
@@ -175,21 +175,8 @@ def atomic_file(path: Path | None) -> Iterator[IO[bytes]]:
         return
     path = path.resolve() if path.is_symlink() else path
     check_file(path)
-    stage = stage_of(path)
-    try:
-        with naming(path), _opened(stage, path) as file:
-            yield file
-        os.replace(stage, path)
-    finally:
-        stage.unlink(missing_ok=True)
-
-
-def _opened(stage: Path, path: Path) -> IO[bytes]:
-    try:
-        return stage.open("xb")
-    except OSError as error:
-        error.filename = str(path)
-        raise
+    with replacing(path) as file:
+        yield file
 
 
 def check_file(path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -51,26 +52,30 @@ def update(  # noqa: PLR0913 (the options are the interface)
     extremax update model --merge kitten=cat --merge @merges.txt --out merged
     """
     terminal.set_quiet(opening.quiet)
-    from extremax.storage.folder import check_target
+    from extremax.runtime.locks import hold_folder
+    from extremax.storage.folder import HEADER, check_target
     from extremax.text import load_model
 
     if add is None and not remove and not merge:
         raise typer.BadParameter("nothing to do: give --add, --remove or --merge.")
     target = model if out is None else out
-    clf = load_model(model, encoder=opening.encoder)
-    classifier = classifier_of(clf)
-    saved, classifier.n_jobs = classifier.n_jobs, opening.threads
-    n_before = len(clf.changes_)
-    check_target(target)
-    if remove:
-        clf.remove_classes(find_labels(clf, _listed(remove)))
-    if merge:
-        clf.merge_classes(_pairs(clf, _listed(merge)))
-    if add is not None:
-        _add(clf, add, reading, known)
-    done = clf.changes_[n_before:]
-    classifier.n_jobs = saved  # the threads of this call are no parameter of the model
-    clf.save(target)
+    # from load to save: of two updates at once, one would be lost
+    is_model = target == model and (model / HEADER).exists()
+    with hold_folder(model) if is_model else nullcontext():
+        clf = load_model(model, encoder=opening.encoder)
+        classifier = classifier_of(clf)
+        saved, classifier.n_jobs = classifier.n_jobs, opening.threads
+        n_before = len(clf.changes_)
+        check_target(target)
+        if remove:
+            clf.remove_classes(find_labels(clf, _listed(remove)))
+        if merge:
+            clf.merge_classes(_pairs(clf, _listed(merge)))
+        if add is not None:
+            _add(clf, add, reading, known)
+        done = clf.changes_[n_before:]
+        classifier.n_jobs = saved  # the threads of this call are no parameter of the model
+        clf.save(target)
     if opening.as_json:
         terminal.show_json({"model": str(target), "n_classes": len(clf.classes_), "changes": done})
     for change in done:
@@ -88,7 +93,11 @@ def _listed(given: list[str]) -> list[str]:
         if not word.startswith(_LABEL_FILE):
             found.append(word)
             continue
-        text = Path(word.removeprefix(_LABEL_FILE)).read_text(encoding="utf-8")
+        path = Path(word.removeprefix(_LABEL_FILE))
+        try:
+            text = path.read_text(encoding="utf-8-sig")
+        except UnicodeDecodeError:
+            raise ValueError(f"{path} is not UTF-8; save it as UTF-8 text.") from None
         found += [line for line in text.splitlines() if line.strip()]
     return found
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -132,20 +132,7 @@ def load_dataset(  # noqa: PLR0913 (the parameters are the API)
     >>> data.format, data.X.shape, data.y.toarray().tolist()
     ('xmc', (2, 4), [[1, 0, 1], [0, 1, 0]])
     """
-    options = ReadOptions(
-        n_features=n_features,
-        zero_based=zero_based,
-        text_column=text_column,
-        label_column=label_column,
-        vector_column=vector_column,
-        label_separator=label_separator,
-        delimiter=delimiter,
-        header=header,
-        labels_path=labels_path,
-        skip_bad_lines=skip_bad_lines,
-        progress=progress,
-    )
-    data = next(_batches(path, format, options, None))
+    data = next(_batches(path, format, _options(locals()), None))
     return data if reduce is None else reduce_labels(data, reduce, label_counts)
 
 
@@ -184,23 +171,15 @@ def iter_dataset(  # noqa: PLR0913 (the parameters are the API)
     >>> [batch.texts for batch in iter_dataset(file, batch_rows=2)]
     [['a b', 'c'], ['d']]
     """
-    options = ReadOptions(
-        n_features=n_features,
-        zero_based=zero_based,
-        text_column=text_column,
-        label_column=label_column,
-        vector_column=vector_column,
-        label_separator=label_separator,
-        delimiter=delimiter,
-        header=header,
-        skip_bad_lines=skip_bad_lines,
-        progress=progress,
-        keep=keep,
-        ignore_labels=ignore_labels,
-    )
     if batch_rows < 1:
         raise ValueError(f"batch_rows is {batch_rows}; it must be at least 1.")
-    return _batches(path, format, options, batch_rows)
+    return _batches(path, format, _options(locals()), batch_rows)
+
+
+def _options(arguments: Mapping[str, Any]) -> ReadOptions:
+    """Return the arguments of a reader that are fields of the options."""
+    names = {field.name for field in fields(ReadOptions)}
+    return ReadOptions(**{name: value for name, value in arguments.items() if name in names})
 
 
 def detect_format(stream: ByteStream) -> str:

@@ -31,7 +31,6 @@ from hashlib import sha256
 from typing import Any, Self
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy import sparse
 from sklearn.utils.validation import _num_samples
 
@@ -126,7 +125,10 @@ class SequentialTest:
         at = np.arange(n)
         equal = bag[at, bins]
         greater = above[at, bins] - equal
-        ties = _uniform(self.seed, self.n_rows, n)
+        # Each row draws by its number, however the stream is cut into batches. Another generator than
+        # numpy's default one: a stream that was simulated with the same seed must not share its numbers.
+        draws = np.random.PCG64DXSM(self.seed).advance(self.n_rows)
+        ties = np.random.Generator(draws).random(n)
         return np.asarray((greater + ties * equal) / bag.sum(axis=1), np.float64)
 
     def update(self, bins: Int64) -> None:
@@ -414,14 +416,3 @@ class Monitor:
         state = self.reference.state()
         text = json.dumps(state.header, sort_keys=True).encode() + state.arrays["seen_columns"].tobytes()
         return sha256(text).hexdigest()[:16]
-
-
-def _uniform(seed: int, first: int, n: int) -> Float64:
-    """Return uniform numbers that depend on seed and row alone (splitmix64)."""
-    with np.errstate(over="ignore"):
-        z: NDArray[np.uint64] = np.arange(first + 1, first + n + 1, dtype=np.uint64)
-        z = z * np.uint64(0x9E3779B97F4A7C15) + np.uint64((seed * 0xD1342543DE82EF95 + 1) & _MASK)
-        z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-        z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-        z = z ^ (z >> np.uint64(31))
-    return ((z >> np.uint64(11)).astype(np.float64) + 0.5) / 2.0**53

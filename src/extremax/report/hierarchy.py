@@ -24,9 +24,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse
+from sklearn.preprocessing import normalize
 
 from extremax.runtime.products import one_blas_thread
-from extremax.types import Float32, Float64, Int32, Int64
+from extremax.types import Float64, Int32, Int64
 
 if TYPE_CHECKING:
     from extremax.model import Model
@@ -325,13 +326,7 @@ def _narrow(vectors: Matrix, max_columns: int) -> Matrix:
 
 
 def _unit_rows(vectors: Matrix) -> Matrix:
-    if sparse.issparse(vectors):
-        squares = np.asarray(vectors.multiply(vectors).sum(axis=1)).ravel()
-        lengths = np.sqrt(np.maximum(squares, 1e-30)).astype(np.float32)
-        return sparse.csr_matrix(sparse.diags(1.0 / lengths) @ vectors, dtype=np.float32)
-    array: Float32 = np.asarray(vectors, np.float32)
-    lengths = np.sqrt(np.einsum("ij,ij->i", array, array, dtype=np.float64))
-    return array / np.maximum(lengths, 1e-15)[:, None].astype(np.float32)
+    return normalize(vectors.astype(np.float32, copy=False))
 
 
 def _number(order: Int32, ranges: Sequence[tuple[int, int]], source: str) -> LabelHierarchy:

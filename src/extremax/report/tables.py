@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import special
+from scipy import sparse, special
 
 from extremax import metrics
 from extremax.types import Float64, Int64
@@ -493,11 +493,5 @@ def _chance_of_suspects(made: Predictions) -> float:
 def _counts_of(made: Predictions, label: Int64, predicted: Int64) -> Int64:
     """Return how many rows of each label have each first prediction, wrongly."""
     of, to, counts = made.confusions
-    key = of * made.n_classes + to
-    order = np.argsort(key, kind="stable")
-    wanted = label * made.n_classes + predicted
-    if len(key) == 0:
-        return np.zeros(len(wanted), np.int64)
-    at = np.minimum(np.searchsorted(key[order], wanted), len(key) - 1)
-    found = order[at]
-    return np.where(key[found] == wanted, counts[found], 0)
+    table = sparse.csr_array((counts, (of, to)), shape=(made.n_classes, made.n_classes))
+    return np.asarray(table[label, predicted], np.int64).reshape(-1) if len(label) else label

@@ -1,18 +1,21 @@
-"""Small files that are written completely or not at all."""
+"""Files that are written completely or not at all."""
 
 from __future__ import annotations
 
 import contextlib
+import glob
 import json
 import os
 import re
 import secrets
+import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 _STAGE = re.compile(r"\..+\.[0-9a-f]{12}")
+_ABANDONED_SECONDS = 3600.0  # a write that goes on has touched its file since
 
 
 def stage_of(path: Path) -> Path:
@@ -36,16 +39,44 @@ def naming(path: Path | str) -> Iterator[None]:
         raise
 
 
-def write_text(path: Path, text: str) -> None:
-    """Write a text file under a temporary name, flush it, then rename it."""
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[IO[bytes]]:
+    """Open a file that takes the place and the mode of `path` when the block ends without error."""
+    _remove_abandoned(path)
     stage = stage_of(path)
     try:
-        with naming(path), open(stage, "xb") as file:
-            file.write(text.encode("utf-8", "replace"))
+        with naming(path), _create(stage, path) as file:
+            if path.exists():
+                shutil.copymode(path, stage)
+            yield file
+            file.flush()
             flush(file.fileno())
         _rename(stage, path)
     finally:
         stage.unlink(missing_ok=True)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a text file, completely or not at all."""
+    with replacing(path) as file:
+        file.write(text.encode("utf-8", "replace"))
+
+
+def _create(stage: Path, path: Path) -> IO[bytes]:
+    try:
+        return open(stage, "xb")
+    except OSError as error:
+        error.filename = str(path)
+        raise
+
+
+def _remove_abandoned(path: Path) -> None:
+    """Remove what killed writes of the same file have left."""
+    oldest = time.time() - _ABANDONED_SECONDS
+    for other in path.parent.glob(f".{glob.escape(path.name)}.*"):
+        with contextlib.suppress(OSError):
+            if is_stage(other) and other.is_file() and other.stat().st_mtime < oldest:
+                other.unlink()
 
 
 def flush(descriptor: int) -> None:

@@ -471,13 +471,14 @@ class SparseWeights:
         """
         n_sparse, rows = self.n_features - self.n_dense, _as_csr(X)
         columns, values = row_entries(rows, n_sparse)
+        offsets, having, found = self.postings
+        first, sizes = offsets[columns], offsets[columns + 1] - offsets[columns]
+        place = np.repeat(np.arange(len(columns)), sizes)
+        entries = np.arange(len(place)) + np.repeat(first - (np.cumsum(sizes) - sizes), sizes)
         pieces = np.zeros((len(columns), len(classes)))
-        for i, column in enumerate(columns.tolist()):
-            part = slice(*self.postings.offsets[column : column + 2])
-            having, found = self.postings.classes[part], self.postings.values[part]
-            if len(having):
-                at = np.minimum(np.searchsorted(having, classes), len(having) - 1)
-                pieces[i] = np.where(having[at] == classes, found[at], 0.0)
+        for j, label in enumerate(classes.tolist()):
+            own = having[entries] == label
+            pieces[place[own], j] = found[entries[own]]
         others = [("(class bias)", self.biases[classes].astype(np.float64))]
         if self.dense is not None:
             factors = self.dense.factors[classes].astype(np.float64)
@@ -624,6 +625,10 @@ class SparseWeights:
         sound = rising and offsets[-1] == len(classes) == len(values)
         if sound and len(classes):
             sound = int(classes.min()) >= 0 and int(classes.max()) < len(biases)
+            begins = np.zeros(len(classes) + 1, np.bool_)
+            begins[offsets] = True
+            # within a column the classes rise: one that is there twice would have two scores
+            sound = sound and bool(((classes[1:] > classes[:-1]) | begins[1:-1]).all())
         if not sound or len(lengths) != len(biases) or len(biases) == 0:
             raise ModelFileError(
                 "the sparse weights of the model do not fit together (offsets, classes, values);"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from typing import Any
 
 import numpy as np
@@ -32,6 +33,6 @@ def json_ready(value: Any) -> Any:
         return [json_ready(item) for item in value]
     if isinstance(value, np.generic | np.ndarray):
         return json_ready(value.tolist())
-    if isinstance(value, float) and not np.isfinite(value):
+    if isinstance(value, float) and not math.isfinite(value):
         return None
     return value if isinstance(value, str | int | float | bool | None) else str(value)

@@ -10,7 +10,7 @@ import threading
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 from fastapi import APIRouter, Depends, FastAPI, HTTPException, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
@@ -29,11 +29,13 @@ from extremax.serve.settings import ServeConfig
 from extremax.storage.folder import package_version
 
 Log = Callable[[str], None]
+T = TypeVar("T")
 _STATIC = Path(__file__).with_name("static")
 _PAGES = {"/": "index.html", "/model": "model.html", "/docs": "docs.html", "/favicon.ico": "favicon.svg"}
 _HIDDEN = ("/ping", "/openapi.json")  # paths that the document leaves out
 _METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _EXPLAINED = 3  # labels of an explanation
+_EXPLAIN_CALLS = 4  # explanations at the same time; each takes up to ten times as long as a prediction
 _PAGE_CALLS = 4  # calls of a model's page at the same time; its first one may take a minute
 _ERRORS = {
     400: "The body is not JSON in UTF-8.",
@@ -91,6 +93,7 @@ class Application:
         self.batcher = Batcher(config, on_batch=self.metrics.count_batch, on_wait=self.metrics.waits.observe)
         self.is_ready = self.is_stopping = False
         self.page_calls = asyncio.Semaphore(_PAGE_CALLS)
+        self.explain_calls = asyncio.Semaphore(_EXPLAIN_CALLS)
         mimetypes.add_type("text/javascript", ".js")  # the registry of Windows may say otherwise
         self.static = _Files(directory=_STATIC)
 
@@ -259,7 +262,16 @@ class Application:
             raise HTTPException(422, "inputs is a list of rows; /explain takes one text or one vector.")
         parameters = question.parameters or schemas.WhyParameters()
         top_k = questions.read_top_k(parameters, _EXPLAINED, self.config)
-        return json_response(await asyncio.to_thread(model.explain, rows.rows[0], rows.kind, top_k))
+        if self.explain_calls.locked():
+            raise HTTPException(
+                503,
+                f"{_EXPLAIN_CALLS} explanations are being made; try again in a second.",
+                {"Retry-After": "1"},
+            )
+        row, kind = rows.rows[0], rows.kind
+        return await _in_own_thread(
+            self.explain_calls, lambda: json_response(model.explain(row, kind, top_k))
+        )
 
     async def read_body(self, request: Request) -> bytes:
         """Return the body; answer 413 to one that is too long, and stop reading."""
@@ -321,16 +333,8 @@ class Application:
 
     async def of_page(self, call: Callable[[], Any]) -> Any:
         """Return what the page of a model has, or answer 404."""
-        loop = asyncio.get_running_loop()
-
-        def leave(done: Future[Any]) -> None:
-            with contextlib.suppress(RuntimeError):  # the server has ended
-                loop.call_soon_threadsafe(self.page_calls.release)
-
-        await self.page_calls.acquire()
         try:
-            # A request that is given up does not end its thread, which keeps its place until it is done.
-            return await asyncio.wrap_future(_run_in_thread(call, leave))
+            return await _in_own_thread(self.page_calls, call)
         except ValueError as error:
             raise HTTPException(404, str(error)) from None
 
@@ -368,10 +372,20 @@ class _Files(StaticFiles):
         return ("", None) if "\0" in path else super().lookup_path(path)
 
 
-def _run_in_thread(call: Callable[[], Any], at_end: Callable[[Future[Any]], None]) -> Future[Any]:
-    """Start a long call in a thread that a stopping server does not wait for."""
-    done: Future[Any] = Future()
-    done.add_done_callback(at_end)
+async def _in_own_thread(places: asyncio.Semaphore, call: Callable[[], T]) -> T:
+    """Return the result of a long call, made in a thread that a stopping server does not wait for.
+
+    A request that is given up does not end its thread, which keeps its place until it is done.
+    """
+    loop = asyncio.get_running_loop()
+
+    def leave(done: Future[T]) -> None:
+        with contextlib.suppress(RuntimeError):  # the server has ended
+            loop.call_soon_threadsafe(places.release)
+
+    await places.acquire()
+    done: Future[T] = Future()
+    done.add_done_callback(leave)
     done.set_running_or_notify_cancel()  # from now on it cannot be cancelled
 
     def work() -> None:
@@ -381,10 +395,10 @@ def _run_in_thread(call: Callable[[], Any], at_end: Callable[[Future[Any]], None
             done.set_exception(error)
 
     try:
-        threading.Thread(target=work, name="extremax-page", daemon=True).start()
+        threading.Thread(target=work, name="extremax-long", daemon=True).start()
     except RuntimeError as error:  # there are no more threads
         done.set_exception(error)
-    return done
+    return await asyncio.wrap_future(done)
 
 
 async def _named_model(name: str) -> None:

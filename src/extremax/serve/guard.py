@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+import re
 import time
 from collections.abc import MutableMapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -28,6 +29,8 @@ _PAGE_HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
 }
+_PORT = re.compile(r":[0-9]*\Z")
+_NO_SNIFFING = (b"x-content-type-options", b"nosniff")
 _RAW_PAGE_HEADERS = [(name.lower().encode(), value.encode()) for name, value in _PAGE_HEADERS.items()]
 _QUICK = ("/predict", "/invocations")  # answered past the routes, which take half the time of a short request
 _CLOSE = (b"connection", b"close")
@@ -64,7 +67,7 @@ class Guard:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = int(message["status"])
-                headers = [*message["headers"], *([] if is_post else _RAW_PAGE_HEADERS)]
+                headers = [*message["headers"], *([_NO_SNIFFING] if is_post else _RAW_PAGE_HEADERS)]
                 # an unread body may be endless: close the connection
                 if (status >= 400 and self._is_unread(scope)) or self.application.is_stopping:
                     headers.append(_CLOSE)
@@ -88,6 +91,9 @@ class Guard:
         if not self._has_key(scope):
             sentence = "this server wants its API key: send the header Authorization: Bearer KEY."
             return HTTPException(401, sentence, {"WWW-Authenticate": "Bearer"})
+        if not self._has_host(scope):
+            known = ", ".join(self.config.hosts or ())
+            return HTTPException(421, f"this server answers to {known}; ask it by one of these names.")
         limit = self.config.max_seconds
         seconds = f"{limit:g} second" + ("" if limit == 1 else "s")
         try:
@@ -132,6 +138,13 @@ class Guard:
             elif name == b"authorization" and value[:7].lower() == b"bearer ":
                 given = value[7:].strip()
         return hmac.compare_digest(given, self.key)
+
+    def _has_host(self, scope: Message) -> bool:
+        """Whether a request names this server as it may be named."""
+        if self.config.hosts is None:
+            return True
+        given = dict(scope["headers"]).get(b"host", b"").decode("latin-1")
+        return _PORT.sub("", given).lower() in self.config.hosts
 
     def _counted(self, path: str) -> str:
         """Return the path of a request for metrics: one of few, whatever is asked for."""

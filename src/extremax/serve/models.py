@@ -305,6 +305,7 @@ class Slot:
     threads: int | None = None
     encoder: str | None = None
     analysis: Path | None = None
+    mapped: bool = False  # a copy over mapped files would end the server
     current: ServedModel | None = None
     n_reloads: int = 0
     error: str | None = None
@@ -314,7 +315,7 @@ class Slot:
     def load(self, config: ServeConfig, prepare: Callable[[ServedModel], None]) -> ServedModel:
         """Load the folder and put it in the place of the version before."""
         before = folder_identity(self.folder)
-        clf: Any = load_model(self.folder, encoder=self.encoder)
+        clf: Any = load_model(self.folder, verify=True, encoder=self.encoder, mapped=self.mapped)
         if config.search not in clf.model_.search_names:
             raise ValueError(
                 f"{self.folder} has no search {config.search!r}; it has {', '.join(clf.model_.search_names)}."
@@ -365,11 +366,11 @@ def folder_identity(folder: Path, *, files: bool = False) -> Hashable:
     again at its end.
     """
     try:
-        header, about = (folder / HEADER).stat(), folder.stat()
+        names = sorted(path.name for path in folder.iterdir()) if files else [HEADER]
+        found = [(folder / name).stat() for name in (*names, HEADER)]
     except OSError:
         return None
-    found = header.st_ino, header.st_mtime_ns, header.st_size
-    return (*found, about.st_mtime_ns) if files else found
+    return tuple((about.st_ino, about.st_mtime_ns, about.st_size) for about in found)
 
 
 async def watch(

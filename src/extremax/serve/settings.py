@@ -48,6 +48,9 @@ class ServeConfig:
         Labels per text of requests that do not say.
     api_key : str, optional
         Key that requests must carry.
+    hosts : tuple of str, optional
+        Names in the header Host that requests may have; None for any. A page from elsewhere whose name leads
+        to this machine asks with its own name.
     monitor_alpha : float
         False-alarm rate of the test for drift; 0 for no test.
     """
@@ -70,6 +73,7 @@ class ServeConfig:
     search: str = "exact"
     top_k: int = 5
     api_key: str | None = None
+    hosts: tuple[str, ...] | None = None
     monitor_alpha: float = 0.01
 
     def __post_init__(self) -> None:

@@ -45,9 +45,10 @@ MAX_HEADER_BYTES = 64 << 20  # a header has 32 kB per GB of arrays, and the name
 CHUNK_BYTES = 1 << 18  # bytes under one checksum
 _SAMPLED = 16  # chunks of each array that every load checks: all of an array of up to 4 MiB
 _LOCK = ".saving.lock"
+_SAVED = ".saving.json"  # names that a save has written or will write, until those that are old are removed
 _LABELS = ("labels", "label_offsets")
 _ARRAY_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.]{0,199}")
-_GENERATION = re.compile(r"(?:[A-Za-z0-9_.]+?(?:-(\d+))?\.safetensors|shards-(\d+)|shard-\d+)")
+_UNFINISHED = re.compile(r"\.tmp[A-Za-z0-9]{6}")  # safetensors writes under such a name
 
 T = TypeVar("T")
 
@@ -138,7 +139,7 @@ def save_folder(
     }
     _canonical_json(content)  # raises for what JSON cannot hold, before anything is written
     stored = {name: _storable(name, array) for name, array in arrays.items()} | label_arrays
-    with naming(target), _saving(target) as generation:
+    with naming(target), _saving(target, list(stored)) as generation:
         if fill is not None:
             content["header"] |= fill(target / f"shards-{generation}")
         content["generation"] = generation
@@ -183,6 +184,7 @@ def load_folder(
     kind: str | tuple[str, ...],
     verify: bool = False,
     copy_on_write: bool = False,
+    mapped: bool = True,
 ) -> ModelFolder:
     """Open a folder; its arrays are memory-mapped, so that large ones open as fast as small ones.
 
@@ -199,6 +201,8 @@ def load_folder(
     copy_on_write : bool
         Return arrays that may be written to, in memory only: a page is copied when it is first changed. By
         default the arrays are read-only.
+    mapped : bool
+        False reads the arrays into memory: a mapped file must not be written to or cut by anybody.
 
     Raises
     ------
@@ -207,7 +211,6 @@ def load_folder(
     """
     folder = Path(path)
     kinds = (kind,) if isinstance(kind, str) else kind
-    mode: Literal["r", "c"] = "c" if copy_on_write else "r"
 
     def load() -> ModelFolder:
         content, _ = _read_header(folder)
@@ -215,9 +218,11 @@ def load_folder(
             raise ModelFileError(f"{folder} holds a {content.kind!r}, not a {kinds[0]!r}.")
         with checks.whole_model(folder):
             arrays = {
-                name: _open_array(_array_path(folder, name, content.generation), entry, verify, mode)
+                name: _open_array(_array_path(folder, name, content.generation), entry, verify, mapped)
                 for name, entry in content.arrays.items()
             }
+            for array in arrays.values():
+                array.flags.writeable = copy_on_write
             labels = None
             if content.labels is not None:
                 packed = {name: arrays.pop(name) for name in _LABELS if name in arrays}
@@ -343,6 +348,8 @@ def _storable(name: str, array: Any) -> NDArray[Any]:
 
 def _write_array(path: Path, name: str, array: NDArray[Any]) -> dict[str, Any]:
     path.touch()
+    if path.with_name(HEADER).exists():
+        shutil.copymode(path.with_name(HEADER), path)
     mode = path.stat().st_mode  # save_file makes files that only their owner can read
     try:
         save_file({name: array}, path)
@@ -363,8 +370,8 @@ def _sum_of(data: NDArray[np.uint8], i: int, chunk: int) -> str:
     return f"{zlib.crc32(data[i * chunk : (i + 1) * chunk].data):08x}"
 
 
-def _open_array(path: Path, entry: ArrayEntry, verify: bool, mode: Literal["r", "c"]) -> NDArray[Any]:
-    """Map an array; `safetensors.safe_open` would copy it, and the header has said all about it."""
+def _open_array(path: Path, entry: ArrayEntry, verify: bool, mapped: bool) -> NDArray[Any]:
+    """Map or read an array; `safetensors.safe_open` would copy it, and the header has said all about it."""
     dtype = np.dtype(entry.dtype).newbyteorder("<")
     size = prod(entry.shape) * dtype.itemsize
     if not path.is_file():
@@ -377,7 +384,12 @@ def _open_array(path: Path, entry: ArrayEntry, verify: bool, mode: Literal["r", 
                     f"{path} has {found:,} bytes instead of {offset + size:,}: it was cut off or replaced."
                     f" {checks.HINT}"
                 )
-            data = np.memmap(file, np.uint8, mode, offset, (size,)) if size else np.empty(0, np.uint8)
+            if mapped and size:
+                data: NDArray[np.uint8] = np.memmap(file, np.uint8, "c", offset, (size,))
+            else:
+                data = np.fromfile(file, np.uint8, size, offset=offset - 8)  # the first 8 are read
+            if len(data) != size:
+                raise ModelFileError(f"{path} was cut off while it was read. {checks.HINT}")
     except OSError as error:
         raise ModelFileError(f"{path} cannot be read ({error.strerror}). {checks.HINT}") from error
     n_chunks = -(-size // entry.chunk)
@@ -388,7 +400,6 @@ def _open_array(path: Path, entry: ArrayEntry, verify: bool, mode: Literal["r", 
         if _sum_of(data, i, entry.chunk) != entry.checksums[8 * i : 8 * i + 8]:
             raise ModelFileError(f"{path} is damaged near byte {offset + i * entry.chunk:,}. {checks.HINT}")
     array: NDArray[Any] = np.asarray(data).view(dtype).reshape(entry.shape)
-    array.flags.writeable = mode == "c"
     return array
 
 
@@ -410,15 +421,20 @@ def _refuse_foreign(target: Path) -> None:
 
 
 @contextlib.contextmanager
-def _saving(target: Path) -> Iterator[int]:
-    """Yield the generation of a save, alone in the folder; then remove the files of all others."""
+def _saving(target: Path, names: list[str]) -> Iterator[int]:
+    """Yield the generation of a save of some arrays, alone in the folder; then remove the one before."""
     is_new = not target.exists()
     target.mkdir(parents=True, exist_ok=True)
     try:
         with FileLock(target / _LOCK):
-            before = _sweep(target)
+            _sweep(target)
+            before = _written(target)
+            generation = 0 if before is None else before.generation + 1
+            saved = [] if before is None else before.files
+            new = [_array_path(target, name, generation).name for name in names]
+            (target / _SAVED).write_text(json.dumps([*saved, *new, f"shards-{generation}"]))
             try:
-                yield 0 if before is None else before + 1
+                yield generation
             finally:
                 _sweep(target)
     finally:
@@ -429,22 +445,43 @@ def _saving(target: Path) -> Iterator[int]:
                     target.rmdir()
 
 
-def _sweep(target: Path) -> int | None:
-    """Remove files of other generations than that of the header, and return that one.
+class _Written(NamedTuple):
+    """Generation of the content of a folder, and the names of its files and folders beside the header."""
+
+    generation: int
+    files: list[str]
+
+
+def _written(target: Path) -> _Written | None:
+    try:
+        content = _read_json(target)
+        generation = int(content.get("generation", 0))
+        arrays = [_array_path(target, name, generation).name for name in content["arrays"]]
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        return None
+    shards = [] if generation else [path.parent.name for path in target.glob(f"shard-[0-9]*/{HEADER}")]
+    return _Written(generation, [*arrays, *shards, f"shards-{generation}"])
+
+
+def _sweep(target: Path) -> None:
+    """Remove the files of earlier saves and of saves that were killed; others are not ours.
 
     Windows refuses to remove files that are mapped: a later save does.
     """
     try:
-        kept = int(_read_json(target).get("generation", 0))
-    except (OSError, ValueError, TypeError):
-        kept = None
-    for path in target.iterdir():
-        found = _GENERATION.fullmatch(path.name)
-        old = found is not None and int(found[1] or found[2] or 0) != kept
-        if old or is_stage(path) or path.name.startswith(".tmp"):
-            with contextlib.suppress(OSError):
-                shutil.rmtree(path) if path.is_dir() else path.unlink()
-    return kept
+        listed = msgspec.json.decode((target / _SAVED).read_bytes(), type=list[str])
+    except (OSError, msgspec.MsgspecError):
+        listed = []
+    kept = _written(target)
+    # the list may come from elsewhere
+    old = {name for name in listed if Path(name).name == name} - set([] if kept is None else kept.files)
+    paths = [target / name for name in old if name.endswith(".safetensors") or name.startswith("shard")]
+    paths += [path for path in target.iterdir() if is_stage(path) or _UNFINISHED.fullmatch(path.name)]
+    for path in paths:
+        with contextlib.suppress(OSError):
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+    if not any(path.exists() for path in paths):
+        (target / _SAVED).unlink(missing_ok=True)
 
 
 def _flush_folder(folder: Path) -> None:

@@ -39,7 +39,7 @@ _DTYPE = re.compile(r"[<>|=]?[?a-zA-Z][0-9]{0,8}(\[[0-9]{0,6}[a-zA-Z]{1,4}\])?")
 # What the text of a number looks like: "1e9999999" would be a fraction of ten million digits.
 _FRACTION = re.compile(rf"[+-]?[0-9]{{1,{_MAX_DIGITS}}}(/[0-9]{{1,{_MAX_DIGITS}}})?")
 _DECIMAL = re.compile(
-    rf"[+-]?([0-9]{{0,{_MAX_DIGITS}}}(\.[0-9]{{0,{_MAX_DIGITS}}})?(E[+-]?[0-9]{{1,9}})?|Infinity|s?NaN[0-9]*)"
+    rf"[+-]?([0-9]{{0,{_MAX_DIGITS}}}(\.[0-9]{{0,{_MAX_DIGITS}}})?(E[+-]?[0-9]{{1,9}})?|Infinity|NaN[0-9]*)"
 )
 _NUMBERS = {"fraction": _FRACTION, "decimal": _DECIMAL}
 

@@ -155,22 +155,22 @@ def save_shard(folder: str | os.PathLike[str], number: int, first: int, tables: 
     )
 
 
-def open_model(path: str | os.PathLike[str], *, verify: bool = False) -> SavedModel:
+def open_model(path: str | os.PathLike[str], *, verify: bool = False, mapped: bool = True) -> SavedModel:
     """Open a folder that `save_model` wrote, in this version or an earlier one.
 
-    Arrays are mapped from the file; what further training changes stays in memory and never reaches the file.
+    Arrays are mapped from the file, or read; what further training changes never reaches the file.
     """
-    return read_steadily(Path(path), lambda: _open(path, verify=verify))
+    return read_steadily(Path(path), lambda: _open(path, verify=verify, mapped=mapped))
 
 
-def _open(path: str | os.PathLike[str], *, verify: bool) -> SavedModel:
-    folder = load_folder(path, kind=(KIND, SHARDED_KIND), verify=verify, copy_on_write=True)
+def _open(path: str | os.PathLike[str], **how: bool) -> SavedModel:
+    folder = load_folder(path, kind=(KIND, SHARDED_KIND), copy_on_write=True, **how)
     content = State(folder.header, folder.arrays)
     with checks.whole_model(path):
         content = State(with_solvers(content.header), content.arrays)
         parts = {name: content.nested(name) for name in checks.get_list(content.header, "components")}
         if folder.kind == SHARDED_KIND:
-            parts |= _open_shards(Path(path), content.header, parts, verify=verify)
+            parts |= _open_shards(Path(path), content.header, parts, **how)
         model = Model.from_components(checks.get_mapping(content.header, "model"), parts)
         state = _restore_training(model, checks.get(parts, "training"))
         header = checks.get_mapping(content.header, "estimator")
@@ -182,7 +182,7 @@ def _open(path: str | os.PathLike[str], *, verify: bool) -> SavedModel:
 
 
 def _open_shards(
-    path: Path, header: Mapping[str, Any], parts: Mapping[str, State], *, verify: bool
+    path: Path, header: Mapping[str, Any], parts: Mapping[str, State], **how: bool
 ) -> dict[str, State]:
     """Return the states of weights and training of a sharded model, with the joined arrays of its shards."""
     shards: list[dict[str, NDArray[Any]]] = []
@@ -194,7 +194,7 @@ def _open_shards(
             checks.reject(f"{checks.shown(name)} cannot be the name of shard {len(shards)}")
         if not (path / name).is_dir():
             checks.reject(f"{name} is missing")
-        found = load_folder(path / name, kind=_SHARD_KIND, verify=verify, copy_on_write=True)
+        found = load_folder(path / name, kind=_SHARD_KIND, copy_on_write=True, **how)
         if folder_checksum(path / name) != checks.get_text(entry, "checksum"):
             checks.reject(f"{name} is not the one that was saved with the model")
         first, last = checks.get_int(found.header, "first"), checks.get_int(found.header, "last")
