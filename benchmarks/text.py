@@ -7,7 +7,7 @@
     python benchmarks/text.py --data icd10cm --methods extremax-text --seeds 0 1 2
 
 PECOS, omikuji and napkinXC need an environment of their own, because PECOS needs numpy 1: ``python -m venv
-peers && peers/bin/pip install torch==2.13.0 && peers/bin/pip install libpecos==1.2.8 omikuji==0.5.2 napkinxc``
+peers && peers/bin/pip install torch==2.13.0``, then ``peers/bin/pip install libpecos omikuji napkinxc``
 (wheels for Python 3.11).  What is not installed is left out, and so is a method that does not go with a set;
 the table says so.
 
@@ -35,7 +35,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -223,9 +222,8 @@ def run_ours(method: str, folder: Path, n_threads: int, seed: int = 0) -> None:
     callbacks = [StopAtStart()] if method == "extremax-start" else []
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", TrainingInterruptedWarning)
-        _make(from_texts, n_threads, seed).fit(
-            _take(X["train"], few), targets["train"][few], callbacks=callbacks
-        )
+        small = _take(X["train"], few), targets["train"][few]
+        _make(from_texts, n_threads, seed).fit(*small, callbacks=callbacks)
         clock = Clock()
         clf = _make(from_texts, n_threads, seed).fit(X["train"], targets["train"], callbacks=callbacks)
     result |= {"train": clock.read(), "peak_bytes": peers.peak_bytes()}
@@ -455,8 +453,8 @@ def compare(
     rows = " / ".join(f"{data.n_rows[split]:,}" for split in SPLITS)
     print(
         f"\n### {data.name}\n\n{rows} rows (left out for unknown classes: {data.n_dropped}),"
-        f" {data.n_classes:,} classes, {data.kind}: {data.n_columns:,} columns, {data.entries_per_row:.0f} entries"
-        f" a row; features of the training rows {data.features.wall:.1f} s"
+        f" {data.n_classes:,} classes, {data.kind}: {data.n_columns:,} columns,"
+        f" {data.entries_per_row:.0f} entries a row; features of the training rows {data.features.wall:.1f} s"
         f" ({data.features.processor:.1f} of the processor)\n"
     )
     heads = (*(MULTI_HEADS if data.multilabel else SINGLE_HEADS), *COST_HEADS)
@@ -478,9 +476,8 @@ def compare(
             row = {"case": f"{data.name}: {title}", **figures}
             write_rows(NAME, [row], show=False)
             if out is not None:
-                _append(
-                    out, {"data": data.name, "method": method, "seed": seed, "features": data.kind, **row}
-                )
+                about = {"data": data.name, "method": method, "seed": seed, "features": data.kind}
+                _append(out, about | row)
         if len(found) > 1:
             print(f"| {METHODS[method]}, mean | {' | '.join(_mean_cells(found, heads))} |", flush=True)
     if options.by_size and not data.multilabel:
@@ -500,7 +497,9 @@ def _cells(figures: dict[str, Any], heads: Iterable[str]) -> list[str]:
 def _cell(head: str, value: float) -> str:
     if head in PER_CENT:
         return f"{100 * value:.2f}"
-    return f"{value:.3f}" if head == "log-likelihood" else f"{value:.3g}"
+    if head == "log-likelihood":
+        return f"{value:.3f}"
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def _mean_cells(found: Sequence[dict[str, Any]], heads: Iterable[str]) -> list[str]:
