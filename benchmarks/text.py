@@ -477,14 +477,15 @@ def compare(
             write_rows(NAME, [row], show=False)
             if out is not None:
                 about = {"data": data.name, "method": method, "seed": seed, "features": data.kind}
-                _append(out, about | row)
+                append_row(out, about | row)
         if len(found) > 1:
             print(f"| {METHODS[method]}, mean | {' | '.join(_mean_cells(found, heads))} |", flush=True)
     if options.by_size and not data.multilabel:
         _print_sizes(data, methods)
 
 
-def _append(out: Path, row: dict[str, Any]) -> None:
+def append_row(out: Path, row: dict[str, Any]) -> None:
+    """Append a row of figures to a JSON lines file."""
     out.parent.mkdir(parents=True, exist_ok=True)
     with out.open("a") as file:
         file.write(json.dumps(row) + "\n")
