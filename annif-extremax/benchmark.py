@@ -37,10 +37,10 @@ PROJECTS: dict[str, dict[str, str]] = {
     "ensemble-omikuji": {"backend": "ensemble", "sources": "omikuji-parabel,omikuji-bonsai-pairs"},
     "ensemble": {"backend": "ensemble", "sources": "extremax,omikuji-bonsai-pairs"},
 }
-METRICS = ("Precision_at_1", "Precision_at_3", "Precision_at_5", "NDCG_at_5", "F1_at_5", "NDCG_at_10")
+METRICS = ("Precision@1", "Precision@3", "Precision@5", "NDCG@5", "F1@5", "NDCG@10")
 
 
-def write_data(work: Path, n_titles: int) -> int:
+def write_data(work: Path, n_titles: int, n_test: int) -> int:
     """Write vocabulary, projects, training and test titles; return the number of test titles."""
     folder = Path(os.environ.get("EXTREMAX_DATA", ROOT.parent / "shared" / "data")) / "yso-finna"
     rows: dict[str, list[str]] = {"train": [], "valid": [], "test": []}
@@ -50,7 +50,8 @@ def write_data(work: Path, n_titles: int) -> int:
             rows[split].append(f"{title}\t{' '.join(f'<{URI}{s}>' for s in subjects.split())}\n")
     random.Random(0).shuffle(rows["train"])
     (work / "train.tsv").write_text("".join(rows["train"][:n_titles]), encoding="utf-8")
-    (work / "test.tsv").write_text("".join(rows["test"]), encoding="utf-8")
+    random.Random(0).shuffle(rows["test"])
+    (work / "test.tsv").write_text("".join(rows["test"][:n_test]), encoding="utf-8")
     with lzma.open(folder / "labels-en.tsv.xz", "rt", encoding="utf-8") as file:
         subjects = "".join(f"<{URI}{line.replace(chr(9), '>' + chr(9), 1)}" for line in file)
     (work / "subjects.tsv").write_text(subjects, encoding="utf-8")
@@ -58,7 +59,7 @@ def write_data(work: Path, n_titles: int) -> int:
     projects.read_dict({name: {"name": name, **COMMON, **own} for name, own in PROJECTS.items()})
     with (work / "projects.cfg").open("w") as file:
         projects.write(file)
-    return len(rows["test"])
+    return len(rows["test"][:n_test])
 
 
 def annif(work: Path, *arguments: str) -> tuple[float, float]:
@@ -88,8 +89,8 @@ def measure(project: str, work: Path, n_test: int) -> dict[str, Any]:
 
 def print_table(rows: list[dict[str, Any]]) -> None:
     costs = ("training s", "training GB", "model MB", "eval ms a title")
-    heads = [head.replace("_at_", "@") for head in METRICS]
-    print("| project | " + " | ".join([*heads, *costs]) + " |\n|---|" + "---|" * (len(heads) + len(costs)))
+    heads = (*METRICS, *costs)
+    print("| project | " + " | ".join(heads) + " |\n|---|" + "---|" * len(heads))
     for row in rows:
         cells = [f"{100 * row[head]:.1f}" for head in METRICS]
         cells += [f"{row[head]:.1f}" if head in row else "–" for head in costs]
@@ -100,11 +101,12 @@ def main() -> None:
     formatter = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=formatter)
     parser.add_argument("--titles", type=int, default=100_000, help="for training, at random")
+    parser.add_argument("--test-titles", type=int, default=10_000, help="at most so many, at random")
     parser.add_argument("--work", type=Path, default=ROOT / ".cache" / "annif-benchmark")
     args = parser.parse_args()
     work = args.work.resolve() / str(args.titles)
     work.mkdir(parents=True, exist_ok=True)
-    n_test = write_data(work, args.titles)
+    n_test = write_data(work, args.titles, args.test_titles)
     results = work / "results.jsonl"
     rows = [json.loads(line) for line in results.read_text().splitlines()] if results.exists() else []
     if not rows:
