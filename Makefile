@@ -9,6 +9,7 @@
 # make demo    create .venv, install what the demonstration needs, train on ICD-10-CM, answer five questions
 # make docs    create .venv, install, then build the documentation in build/site; a warning is an error
 # make test-annif   the backend for Annif, in an environment of its own: Annif wants versions of its own
+# make bench-annif  the same backend beside Annif's omikuji backends, on titles of a library (ANNIF_TITLES=20000)
 # make clean   remove the environment and every cache
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV ?= .venv
@@ -39,8 +40,8 @@ QUICK := tests/test_architecture.py tests/test_golden.py tests/test_examples_typ
 # The paper's algorithm and its baselines have kernels of their own, which take a while to compile.
 NOT_BASELINES := not (paper or nce_frequency or one_vs_each or augment_reduce or sampled_softmax)
 
-.PHONY: test test-all test-annif test-browser quick core coverage bench fuzz demo docs install lint types tests \
-  tests-boundscheck tests-interpreted format clean
+.PHONY: test test-all test-annif test-browser quick core coverage bench bench-annif fuzz demo docs install lint types \
+  tests tests-boundscheck tests-interpreted format clean
 
 # mypy has one thread and some tests wait for a clock or a process, so that others run beside them. The small
 # tests are one process then: a second one would import everything once more.
@@ -132,10 +133,14 @@ ANNIF := .cache/annif
 test-annif: $(ANNIF)/.installed
 	cd annif-extremax && $(CURDIR)/$(ANNIF)/bin/python -m pytest -q
 
+ANNIF_TITLES ?= 100000
+bench-annif: $(ANNIF)/.installed
+	$(ANNIF)/bin/python annif-extremax/benchmark.py --titles $(ANNIF_TITLES)
+
 $(ANNIF)/.installed: pyproject.toml annif-extremax/pyproject.toml
 	mkdir -p .cache
 	test -x $(ANNIF)/bin/python || $(PYTHON) -m venv $(ANNIF)
-	$(ANNIF)/bin/python -m pip install --quiet --editable . --editable 'annif-extremax[test]'
+	$(ANNIF)/bin/python -m pip install --quiet --editable . --editable 'annif-extremax[test,bench]'
 	touch $@
 
 format: install

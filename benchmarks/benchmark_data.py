@@ -34,8 +34,8 @@ debian-debtags                               EXTREMAX_DEBIAN names (``apt-cache 
                                              has it), so that none is in two parts; 40,000 random rows (seed
                                              0) are for training, half of the rest each for validation and
                                              test.  For debtags those of them that have tags.
-yso-finna, yso-finna-300k, yso-finna-100k    titles of a library's catalogue and their subjects, several each;
-                                             all training rows, or so many at random (seed 0).
+yso-finna, yso-finna-300k, -100k, -30k,      titles of a library's catalogue and their subjects, several each;
+-10k                                         all training rows, or so many at random (seed 0).
 polish-nouns, german, turkish                word form -> lemma, from the package spacy-lookups-data (or its
                                              folder in EXTREMAX_LOOKUPS), 90/5/5 at random, seed 0.
 planted-texts                                made up, for ``--tiny``.
@@ -531,7 +531,7 @@ def _planted_texts(name: str) -> TextData:
     return _text_classes(name, listed, {split: y[rows[split]] for split in SPLITS})
 
 
-YSO_ROWS = {"yso-finna-100k": 100_000, "yso-finna-300k": 300_000}
+YSO_ROWS = {f"yso-finna-{n}k": 1000 * n for n in (10, 30, 100, 300)}
 TEXT_BUILDERS: dict[str, Callable[[str], TextData]] = {
     "icd10cm": _icd10cm_texts,
     "npm-owner-124k": _npm_texts,
@@ -541,9 +541,7 @@ TEXT_BUILDERS: dict[str, Callable[[str], TextData]] = {
     "debian-section": _debian_texts,
     "debian-maintainer": _debian_texts,
     "debian-debtags": _debian_texts,
-    "yso-finna-100k": _yso_texts,
-    "yso-finna-300k": _yso_texts,
-    "yso-finna": _yso_texts,
+    **dict.fromkeys((*YSO_ROWS, "yso-finna"), _yso_texts),
     "polish-nouns": _lemma_texts,
     "german": _lemma_texts,
     "turkish": _lemma_texts,

@@ -1,8 +1,7 @@
-"""Several labels per row: EU laws (eurlex57k) beside PECOS and omikuji, on the same rows and features.
+"""Several labels per row on dense features: EU laws (eurlex57k) beside PECOS and omikuji.
 
     python benchmarks/multilabel.py                                  # extremax alone
     python benchmarks/multilabel.py --peers /path/to/bin/python      # ... and the others
-    python benchmarks/multilabel.py --peers ... --tfidf              # ... also on the sparse TF-IDF features
 
 The peers need an environment of their own, because PECOS needs numpy 1: ``python -m venv peers &&
 peers/bin/pip install libpecos omikuji``.  Rows, features and scoring are the same for all: dense features
@@ -17,7 +16,7 @@ import json
 import os
 import subprocess
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,12 +26,10 @@ import scipy.sparse as sp
 
 import benchmark_data as datasets
 from extremax import ExtremeClassifier, metrics
-from extremax.data import load_dataset, rarest_label
 from timing import Clock, machine, make_parser, write_rows
 
 NAME = "multilabel"
 KS = (1, 3, 5)
-NAMES = {"svd": "TF-IDF and SVD to 512", "tfidf": "TF-IDF"}
 PEERS = {
     "pecos": "PECOS XR-Linear, defaults",
     "omikuji": "omikuji, defaults (three Parabel trees)",
@@ -54,23 +51,9 @@ class Rows:
     Y_test: sp.csr_matrix
 
 
-def dense_rows(name: str = "eurlex57k") -> Rows:
+def dense_rows(name: str) -> Rows:
     data = datasets.load(name)
     return Rows(data.X_train, _binary(data.labels_train), data.X_test, _binary(data.labels_test))
-
-
-def tfidf_rows() -> Rows:
-    """Return the same rows before the SVD."""
-    from sklearn.feature_extraction.text import TfidfTransformer
-
-    folder = datasets.data_folder() / "eurlex57k"
-    train, test = (load_dataset(folder / f"{split}.txt.xz") for split in ("train", "test"))
-    counts = np.asarray(train.y.sum(axis=0)).ravel()
-    labelled = np.diff(train.y.indptr) > 0
-    seen = np.isin(rarest_label(test.y, counts), rarest_label(train.y[labelled], counts))
-    tfidf = TfidfTransformer(sublinear_tf=True).fit(train.X[labelled])
-    X_train, X_test = (tfidf.transform(X).astype(np.float32) for X in (train.X[labelled], test.X[seen]))
-    return Rows(X_train, _binary(train.y[labelled]), X_test, _binary(test.y[seen]))
 
 
 def _binary(Y: Any) -> sp.csr_matrix:
@@ -149,27 +132,21 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--work", metavar="FOLDER", help="keep the peers' answers here, and use those that are there"
     )
-    parser.add_argument("--tfidf", action="store_true", help="also on the sparse features before the SVD")
     args = parser.parse_args(argv)
     print(machine())
-    kinds: dict[str, Callable[[], Rows]] = {"svd": dense_rows}
-    if args.tfidf:
-        kinds["tfidf"] = tfidf_rows
-    if args.tiny:
-        kinds = {"svd": lambda: dense_rows("planted")}
-    elif missing := datasets.available("eurlex57k"):
+    if not args.tiny and (missing := datasets.available("eurlex57k")):
         print(f"left out: {missing}")
         return
     with tempfile.TemporaryDirectory() as temporary:
-        for kind, make in kinds.items():
-            compare(kind, make(), Path(args.work or temporary) / kind, args.peers, args.methods)
+        rows = dense_rows("planted" if args.tiny else "eurlex57k")
+        compare(rows, Path(args.work or temporary), args.peers, args.methods)
 
 
-def compare(kind: str, rows: Rows, folder: Path, python: str | None, peers: Sequence[str]) -> None:
-    """Print the table of one kind of features."""
+def compare(rows: Rows, folder: Path, python: str | None, peers: Sequence[str]) -> None:
+    """Print the table."""
     sizes = f"{rows.X_train.shape[0]:,} / {rows.X_test.shape[0]:,} rows, {rows.X_train.shape[1]:,} features"
     labels_per_row = rows.Y_train.nnz / rows.X_train.shape[0]
-    print(f"\n{NAMES[kind]}: {sizes}, {labels_per_row:.2f} labels per row\n")
+    print(f"\n{sizes}, {labels_per_row:.2f} labels per row\n")
     heads = [f"P@{k}" for k in KS] + [f"nDCG@{k}" for k in KS[1:]] + ["F1@5"] + [f"PSP@{k}" for k in KS]
     print("| method | " + " | ".join(heads) + " | training s (wall) | prediction s | P@1, P@5 over PECOS |")
     print("|---|" + "---|" * (len(heads) + 3))

@@ -41,6 +41,7 @@ STUDIES: dict[str, tuple[str, ...]] = {
     "methods": ("--data", "icd10cm", "--noises", "uniform", "tree", "--trials", "1", "--epochs", "5"),
     "multilabel": (),
     "text": ("--methods", "extremax", "naive-bayes", "cosine", "linear-svc", "--limit", "900"),
+    "scaling": ("--only", "yso-finna-10k", "yso-finna-30k", "debian-section", "debian-maintainer", "icd10cm"),
     "embeddings": ("--methods", "default", "softmax", "class means"),
     "search": ("--data", "eurlex57k", "--trials", "10"),
     "paper_steps": ("--data", "icd10cm"),

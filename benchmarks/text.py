@@ -2,30 +2,32 @@
 
     python benchmarks/text.py --data icd10cm eurlex57k                     # extremax, rules, scikit-learn
     python benchmarks/text.py --peer-python peers/bin/python               # everything, and the peers: hours
-    python benchmarks/text.py --data npm-owner-124k --methods extremax pecos --peer-python peers/bin/python
-    python benchmarks/text.py --cost                                       # cost per row against classes
+    python benchmarks/text.py --data yso-finna-100k --methods extremax-text pecos omikuji \\
+        --features words --peer-python peers/bin/python
+    python benchmarks/text.py --data icd10cm --methods extremax-text --seeds 0 1 2
 
 PECOS, omikuji and napkinXC need an environment of their own, because PECOS needs numpy 1: ``python -m venv
-peers && peers/bin/pip install "numpy<2" libpecos omikuji napkinxc`` (wheels for Python 3.11).  What is not
-installed is left out, and so is a method that does not go with a set; the table says so.
+peers && peers/bin/pip install torch==2.13.0``, then ``peers/bin/pip install libpecos omikuji napkinxc``
+(wheels for Python 3.11).  What is not installed is left out, and so is a method that does not go with a set;
+the table says so.
 
-Texts become the sparse features of `NgramFeatures`; eurlex57k and bibtex have word counts, which become
-TF-IDF (sublinear, unit rows).  Features are made once, on training texts alone, and given to every method;
-their seconds are printed above each table and are not part of anyone's training.  Two make features of their
-own: `extremax-text` (`TextClassifier`, what a user of texts gets; they are part of its training, and of its
-milliseconds per row) and `extremax-dense` (512 dense dimensions, version 0.1; seconds printed).
-`extremax-start` is the same as `extremax-text` where there are texts, interrupted, as by Ctrl-C, before its
-first epoch.  Data sets are described in
-benchmark_data.py, methods in peers.py.
+Texts become the sparse features of `NgramFeatures`, or with ``--features words`` TF-IDF of words and word
+pairs that occur twice, which is what most users of PECOS and omikuji have; eurlex57k and bibtex have word
+counts, which become TF-IDF (sublinear, unit rows).  Features are made once, on training texts alone, and
+given to every method.  Two make features of their own: `extremax-text` (`TextClassifier`, what a user of
+texts gets; they are part of its training, and of its milliseconds per row) and `extremax-dense` (512 dense
+dimensions, version 0.1).  `extremax-start` is the same as `extremax-text` where there are texts, interrupted,
+as by Ctrl-C, before its first epoch.  Data sets are described in benchmark_data.py, methods in peers.py.
 
 Every method runs in a process of its own, on two threads, with defaults. Settings of the rules are chosen on
 validation rows; no figure of a test row chooses anything. Scored are all test rows, or a random sample (seed
 0) of 10,000. Columns: accuracy and top-5, or with several labels per row P@1/3/5, nDCG@5, F1@5 and the F1 of
 the labels that `predict_labels` chooses (means over rows); log-likelihood in nats, of the softmax over all
 classes (with several labels per row the mean over pairs); expected calibration error of the best class;
-training seconds on the wall and of the processor; MB of the saved model, and seconds to load it; milliseconds
-per row for the five best classes on one thread, in one call for all rows and in a call for each; peak memory
-of the process after training, with its training data.
+processor seconds of training with the features of the training rows; MB of the saved model, and seconds to
+load it; processor milliseconds per row for the five best classes on one thread in one call for all rows, and
+on the wall in a call for each; peak memory of the process after training, with its training data.  With
+several seeds, a line for each and one with means and standard deviations.
 """
 
 from __future__ import annotations
@@ -33,7 +35,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -112,18 +113,19 @@ class Prepared:
     entries_per_row: float
     n_dropped: dict[str, int]
     features: Seconds
+    kind: str
 
 
 # -- data
 
 
-def prepare(data: TextData, root: Path, n_test: int, n_threads: int) -> Prepared:
+def prepare(data: TextData, root: Path, n_test: int, n_threads: int, kind: str = "ngrams") -> Prepared:
     """Make features and write what the methods need to a folder whose name tells its contents."""
     rows = {split: np.arange(data.n_rows(split)) for split in SPLITS}
     if len(rows["test"]) > n_test:
         rows["test"] = np.sort(np.random.default_rng(0).choice(len(rows["test"]), n_test, replace=False))
     data = data.take(rows)
-    X, seconds = make_features(data, n_threads)
+    X, seconds = make_features(data, n_threads, kind)
     Y = {split: _indicator(data.y[split], data.n_classes) for split in SPLITS}
     folder = root / f"{data.name}-{_mark(X, Y):08x}"
     folder.mkdir(parents=True, exist_ok=True)
@@ -144,6 +146,7 @@ def prepare(data: TextData, root: Path, n_test: int, n_threads: int) -> Prepared
         entries_per_row=X["train"].nnz / X["train"].shape[0],
         n_dropped=data.n_dropped,
         features=seconds,
+        kind=kind,
     )
 
 
@@ -158,8 +161,17 @@ def _mark(X: dict[str, sp.csr_matrix], Y: dict[str, sp.csr_matrix]) -> int:
     return mark
 
 
-def make_features(data: TextData, n_threads: int) -> tuple[dict[str, sp.csr_matrix], Seconds]:
+def make_features(data: TextData, n_threads: int, kind: str) -> tuple[dict[str, sp.csr_matrix], Seconds]:
     """Return unit rows of each split, and the seconds of fitting and of the training rows."""
+    if data.texts is not None and kind == "words":
+        from sklearn.feature_extraction.text import TfidfVectorizer
+
+        clock = Clock()
+        words = TfidfVectorizer(ngram_range=(1, 2), min_df=2, sublinear_tf=True, dtype=np.float32)
+        X = {"train": words.fit_transform(data.texts["train"])}
+        seconds = clock.read()
+        X |= {split: words.transform(data.texts[split]) for split in SPLITS[1:]}
+        return {split: _csr(X[split]) for split in SPLITS}, seconds
     if data.texts is None:
         from sklearn.feature_extraction.text import TfidfTransformer
 
@@ -198,7 +210,7 @@ def _indicator(y: Any, n_classes: int) -> sp.csr_matrix:
 # -- extremax
 
 
-def run_ours(method: str, folder: Path, n_threads: int) -> None:
+def run_ours(method: str, folder: Path, n_threads: int, seed: int = 0) -> None:
     """Train and ask extremax and write what came of it, as `peers.run` does."""
     Y = {split: peers.load_matrix(folder, f"Y_{split}") for split in ("train", "test")}
     single = Y["train"].nnz == Y["train"].shape[0]
@@ -210,9 +222,10 @@ def run_ours(method: str, folder: Path, n_threads: int) -> None:
     callbacks = [StopAtStart()] if method == "extremax-start" else []
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", TrainingInterruptedWarning)
-        _make(from_texts, n_threads).fit(_take(X["train"], few), targets["train"][few], callbacks=callbacks)
+        small = _take(X["train"], few), targets["train"][few]
+        _make(from_texts, n_threads, seed).fit(*small, callbacks=callbacks)
         clock = Clock()
-        clf = _make(from_texts, n_threads).fit(X["train"], targets["train"], callbacks=callbacks)
+        clf = _make(from_texts, n_threads, seed).fit(X["train"], targets["train"], callbacks=callbacks)
     result |= {"train": clock.read(), "peak_bytes": peers.peak_bytes()}
     chosen = clf.classifier_ if isinstance(clf, TextClassifier) else clf
     result["choices"] = {key: repr(value) for key, value in chosen.choices_.items()}
@@ -227,7 +240,6 @@ def run_ours(method: str, folder: Path, n_threads: int) -> None:
         labels = _ask(loaded, X["test"], result)
         report = evaluate(loaded, X["test"], targets["test"], n_jobs=n_threads)
         result |= report.as_dict()
-        result["postings_per_row"] = _postings(loaded, X["test"])
     np.savez(folder / f"{method}.npz", labels=labels)
     (folder / f"{method}.json").write_text(json.dumps(result))
 
@@ -269,8 +281,8 @@ def _rows(method: str, folder: Path, n_threads: int) -> tuple[dict[str, Any], Se
     return found | {"test": dense.transform(X["test"]).astype(np.float32)}, seconds
 
 
-def _make(from_texts: bool, n_threads: int) -> Any:
-    classifier = ExtremeClassifier(random_state=0, n_jobs=n_threads)
+def _make(from_texts: bool, n_threads: int, seed: int) -> Any:
+    classifier = ExtremeClassifier(random_state=seed, n_jobs=n_threads)
     return TextClassifier(classifier) if from_texts else classifier
 
 
@@ -296,15 +308,6 @@ def _ask(clf: Any, X: Any, result: dict[str, Any]) -> np.ndarray:
     return np.asarray(labels)
 
 
-def _postings(clf: Any, X: Any) -> float | None:
-    """Return the weights that a row touches on average, if the model keeps them by feature."""
-    postings = getattr(clf.model_.weights, "postings", None)
-    if postings is None or not sp.issparse(X):
-        return None
-    offsets = postings.offsets
-    return float(np.diff(offsets)[X.indices[X.indices < len(offsets) - 1]].sum() / X.shape[0])
-
-
 # -- running and scoring
 
 
@@ -320,7 +323,7 @@ class Options:
     most_one_vs_rest: int = 2500
 
 
-def run_method(method: str, data: Prepared, options: Options) -> str:
+def run_method(method: str, data: Prepared, options: Options, seed: int = 0) -> str:
     """Run a method, unless its answer is there already; return why there is none, or nothing."""
     if reason := _unsuitable(method, data, options):
         return reason
@@ -330,12 +333,15 @@ def run_method(method: str, data: Prepared, options: Options) -> str:
     elif result.exists():
         return ""
     if options.in_process:
-        (run_ours if method in OURS else peers.run)(method, data.folder, options.n_threads)
+        if method in OURS:
+            run_ours(method, data.folder, options.n_threads, seed)
+        else:
+            peers.run(method, data.folder, options.n_threads)
         return ""
     python = options.peer_python if method in IN_PEER_PYTHON else sys.executable
     threads = str(options.n_threads)
     if method in OURS:
-        command = [python, __file__, "--worker", method, str(data.folder), threads]
+        command = [python, __file__, "--worker", method, str(data.folder), threads, str(seed)]
     else:
         command = [python, str(Path(peers.__file__)), method, str(data.folder), threads]
     environment = os.environ | {"OMP_NUM_THREADS": threads, "OPENBLAS_NUM_THREADS": threads}
@@ -382,20 +388,16 @@ def score(method: str, data: Prepared) -> dict[str, Any]:
             figures["top-5"] = metrics.accuracy_at_k(Y.indices, labels, k=min(5, labels.shape[1]))
     figures |= _probabilities(about, arrays, Y)
     n_rows = Y.shape[0]
-    (wall, processor), asking = about["train"], about["predict"]
-    figures |= {"training s": wall, "training processor s": processor}
-    if about.get("features"):
-        figures |= {
-            "features s": about["features"][0],
-            "features processor s": about["features"][1],
-        }
+    features = 0.0 if uses_texts(method, data.folder) else (about.get("features") or data.features)[1]
     figures |= {
+        "processor s": about["train"][1] + features,
+        "features processor s": features,
+        "wall s": about["train"][0],
         "model MB": about["model_bytes"] / 1e6 if "model_bytes" in about else None,
         "load s": about["load"][0] if "model_bytes" in about else None,
-        "ms per row": 1e3 * asking[0] / n_rows if "query_ms" in about else None,
+        "ms per row": 1e3 * about["predict"][1] / n_rows if "query_ms" in about else None,
         "ms per query": about.get("query_ms"),
         "peak GiB": about["peak_bytes"] / 2**30,
-        "postings per row": about.get("postings_per_row"),
     }
     if about.get("settings"):
         figures["settings"] = ", ".join(f"{key} {value}" for key, value in about["settings"].items())
@@ -441,61 +443,73 @@ def by_size(method: str, data: Prepared) -> dict[str, float]:
 SINGLE_HEADS = ("accuracy", "top-5", "log-likelihood", "ECE@1")
 MULTI_HEADS = ("P@1", "P@3", "P@5", "nDCG@5", "F1@5", "F1", "log-likelihood", "ECE@1")
 PER_CENT = {*SINGLE_HEADS, *MULTI_HEADS} - {"log-likelihood"}
-COST_HEADS = ("training s (processor)", "model MB", "load s", "ms per row", "ms per query", "peak GiB")
+COST_HEADS = ("processor s", "model MB", "load s", "ms per row", "ms per query", "peak GiB")
 
 
-def compare(data: Prepared, methods: Iterable[str], options: Options, out: Path | None) -> None:
+def compare(
+    data: Prepared, methods: Iterable[str], options: Options, out: Path | None, seeds: Sequence[int] = (0,)
+) -> None:
     """Run all methods on a set and print its table, a line as soon as it is known."""
     rows = " / ".join(f"{data.n_rows[split]:,}" for split in SPLITS)
     print(
         f"\n### {data.name}\n\n{rows} rows (left out for unknown classes: {data.n_dropped}),"
-        f" {data.n_classes:,} classes, {data.n_columns:,} columns, {data.entries_per_row:.0f} entries a row;"
-        f" features of the training rows {data.features.wall:.1f} s"
+        f" {data.n_classes:,} classes, {data.kind}: {data.n_columns:,} columns,"
+        f" {data.entries_per_row:.0f} entries a row; features of the training rows {data.features.wall:.1f} s"
         f" ({data.features.processor:.1f} of the processor)\n"
     )
-    heads = MULTI_HEADS if data.multilabel else SINGLE_HEADS
-    print("| method | " + " | ".join((*heads, *COST_HEADS)) + " |")
-    print("|---|" + "---|" * (len(heads) + len(COST_HEADS)), flush=True)
+    heads = (*(MULTI_HEADS if data.multilabel else SINGLE_HEADS), *COST_HEADS)
+    print("| method | " + " | ".join(heads) + " |\n|---|" + "---|" * len(heads), flush=True)
     for method in methods:
-        is_kept = method not in OURS and (data.folder / f"{method}.json").exists()
-        reason = run_method(method, data, options)
-        if reason:
-            print(f"| {METHODS[method]} | {reason} |", flush=True)
-            continue
-        figures = score(method, data)
-        title = METHODS[method] + (" (earlier run)" if is_kept else "")
-        print(f"| {title} | {' | '.join(_cells(figures, heads))} |", flush=True)
-        if options.by_size and not data.multilabel:
-            figures |= by_size(method, data)
-        common = {"features s": data.features.wall, "features processor s": data.features.processor}
-        if uses_texts(method, data.folder):
-            common = {}  # part of training
-        row = {"case": f"{data.name}: {title}", **common, **figures}
-        write_rows(NAME, [row], show=False)
-        if out is not None:
-            _append(out, {"data": data.name, "method": method, **row})
+        found = []
+        for seed in seeds if method in OURS else (0,):
+            title = METHODS[method] + (f", seed {seed}" if method in OURS and len(seeds) > 1 else "")
+            if method not in OURS and (data.folder / f"{method}.json").exists():
+                title += " (earlier run)"
+            if reason := run_method(method, data, options, seed):
+                print(f"| {title} | {reason} |", flush=True)
+                break
+            figures = score(method, data)
+            found.append(figures)
+            print(f"| {title} | {' | '.join(_cells(figures, heads))} |", flush=True)
+            if options.by_size and not data.multilabel:
+                figures |= by_size(method, data)
+            row = {"case": f"{data.name}: {title}", **figures}
+            write_rows(NAME, [row], show=False)
+            if out is not None:
+                about = {"data": data.name, "method": method, "seed": seed, "features": data.kind}
+                append_row(out, about | row)
+        if len(found) > 1:
+            print(f"| {METHODS[method]}, mean | {' | '.join(_mean_cells(found, heads))} |", flush=True)
     if options.by_size and not data.multilabel:
         _print_sizes(data, methods)
 
 
-def _append(out: Path, row: dict[str, Any]) -> None:
+def append_row(out: Path, row: dict[str, Any]) -> None:
+    """Append a row of figures to a JSON lines file."""
     out.parent.mkdir(parents=True, exist_ok=True)
     with out.open("a") as file:
         file.write(json.dumps(row) + "\n")
 
 
 def _cells(figures: dict[str, Any], heads: Iterable[str]) -> list[str]:
+    return ["-" if figures.get(head) is None else _cell(head, figures[head]) for head in heads]
+
+
+def _cell(head: str, value: float) -> str:
+    if head in PER_CENT:
+        return f"{100 * value:.2f}"
+    if head == "log-likelihood":
+        return f"{value:.3f}"
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def _mean_cells(found: Sequence[dict[str, Any]], heads: Iterable[str]) -> list[str]:
+    """Return means and standard deviations over seeds."""
     cells = []
     for head in heads:
-        value = figures.get(head)
-        digits = 2 if head in PER_CENT else 3
-        cells.append("-" if value is None else f"{100 * value if head in PER_CENT else value:.{digits}f}")
-    cells.append(f"{figures['training s']:.1f} ({figures['training processor s']:.1f})")
-    if "features s" in figures:
-        cells[-1] += f" + features {figures['features s']:.1f}"
-    for head in COST_HEADS[1:]:
-        value = figures.get(head)
-        cells.append("-" if value is None else f"{value:.3g}")
+        values = [figures[head] for figures in found if figures.get(head) is not None]
+        both = (np.mean(values), np.std(values, ddof=1)) if len(values) > 1 else ()
+        cells.append(" ± ".join(_cell(head, float(value)) for value in both) or "-")
     return cells
 
 
@@ -527,7 +541,7 @@ def draw(rows: Sequence[dict[str, Any]], path: Path) -> None:
     for axes, name in zip(figure.subplots(1, len(names), squeeze=False)[0], names, strict=True):
         points = [(method, row) for (data, method), row in last.items() if data == name]
         for method, row in points:
-            seconds = row["training processor s"] + row.get("features processor s", 0.0)
+            seconds = row["processor s"]
             ours = method in OURS
             axes.plot(
                 seconds, 100 * row["accuracy"], "o", color="C1" if ours else "0.45", ms=9 if ours else 6
@@ -549,65 +563,6 @@ def draw(rows: Sequence[dict[str, Any]], path: Path) -> None:
         axes.spines[["top", "right"]].set_visible(False)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None, dpi=160)
-
-
-# -- cost against the number of classes
-
-
-def run_cost(
-    name: str, counts: Sequence[int], root: Path, options: Options, n_test: int, out: Path | None
-) -> None:
-    """Train on all rows of some classes and print the cost of a row beside the weights it touches."""
-    whole = datasets.load_texts(name)
-    print(f"\n### Cost per row, random classes of {name}\n")
-    heads = (
-        "training rows",
-        "entries a row",
-        "training us a row (processor)",
-        "top-5 ms a row",
-        "... a query",
-    )
-    heads += ("weights touched a row", "ns a weight", "accuracy", "log-likelihood", "model MB", "peak GiB")
-    print("| classes | " + " | ".join(heads) + " |\n|---|" + "---|" * len(heads), flush=True)
-    order = np.random.default_rng(0).permutation(whole.n_classes)
-    for wanted in sorted({min(count, whole.n_classes) for count in counts}):
-        data = prepare(_some_classes(whole, np.sort(order[:wanted])), root, n_test, options.n_threads)
-        if reason := run_method("extremax", data, options):
-            print(f"| {wanted:,} | {reason} |", flush=True)
-            continue
-        figures = score("extremax", data)
-        n_rows, touched = data.n_rows["train"], figures["postings per row"]
-        row = {
-            "case": f"cost, {wanted:,} classes of {name}",
-            "training rows": n_rows,
-            "training us per row": 1e6 * figures["training s"] / n_rows,
-            "training processor us per row": 1e6 * figures["training processor s"] / n_rows,
-            **figures,
-        }
-        cells = [f"{n_rows:,}", f"{data.entries_per_row:.0f}"]
-        cells.append(f"{row['training us per row']:.0f} ({row['training processor us per row']:.0f})")
-        cells += [f"{figures['ms per row']:.3f}", f"{figures['ms per query']:.3f}"]
-        ratio = None if not touched else 1e6 * figures["ms per row"] / touched
-        cells += ["-", "-"] if ratio is None else [f"{touched:,.0f}", f"{ratio:.2f}"]
-        cells += [f"{100 * figures['accuracy']:.2f}", f"{figures['log-likelihood']:.3f}"]
-        cells += [f"{figures['model MB']:.0f}", f"{figures['peak GiB']:.2f}"]
-        print(f"| {wanted:,} | {' | '.join(cells)} |", flush=True)
-        write_rows(NAME, [row], show=False)
-        if out is not None:
-            _append(out, {"data": name, "method": "cost", "classes": wanted, **row})
-        if not options.in_process:
-            shutil.rmtree(data.folder)
-
-
-def _some_classes(data: TextData, classes: np.ndarray) -> TextData:
-    """Return the rows of some classes, numbered anew."""
-    if len(classes) == data.n_classes:
-        return data
-    number = np.full(data.n_classes, -1)
-    number[classes] = np.arange(len(classes))
-    part = data.take({split: np.flatnonzero(number[data.y[split]] >= 0) for split in SPLITS})
-    y = {split: number[part.y[split]].astype(np.int32) for split in SPLITS}
-    return TextData(data.name, y, [data.class_names[i] for i in classes], part.texts)
 
 
 # -- command line
@@ -634,9 +589,9 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         "--figure", type=Path, help="draw accuracy against training time of all rows in --out"
     )
     parser.add_argument("--by-size", action="store_true", help="also accuracy by training rows of the class")
-    parser.add_argument("--cost", action="store_true", help="cost per row against the number of classes")
-    parser.add_argument("--classes", type=int, nargs="+", default=(10_000, 30_000, 100_000, 300_000))
-    parser.add_argument("--worker", nargs=3, metavar=("METHOD", "FOLDER", "THREADS"), help=argparse.SUPPRESS)
+    parser.add_argument("--features", choices=("ngrams", "words"), default="ngrams", help="made from texts")
+    parser.add_argument("--seeds", type=int, nargs="+", default=(0,), help="of extremax, a run for each")
+    parser.add_argument("--worker", nargs=4, help=argparse.SUPPRESS)
     args = parser.parse_args(argv)
     if args.figure is not None and args.out is None:
         parser.error("--figure draws what is in the file of --out: name one")
@@ -646,8 +601,8 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 def main(argv: Sequence[str] | None = None) -> None:
     args = parse(argv)
     if args.worker:
-        method, folder, n_threads = args.worker
-        run_ours(method, Path(folder), int(n_threads))
+        method, folder, *numbers = args.worker
+        run_ours(method, Path(folder), *map(int, numbers))
         return
     print(machine())
     options = Options(
@@ -656,18 +611,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     names, methods = (("planted-texts",), TINY_METHODS) if args.tiny else (args.data, args.methods)
     with tempfile.TemporaryDirectory() as temporary:
         root = args.work or Path(temporary)
-        if args.cost or args.tiny:
-            name, counts = ("planted-texts", (20, 40)) if args.tiny else ("npm-owner-282k", args.classes)
-            if missing := datasets.texts_available(name):
-                print(f"left out: {missing}")
-            else:
-                run_cost(name, counts, root, options, args.test_rows, args.out)
-        for name in names if args.tiny or not args.cost else ():
+        for name in names:
             if missing := datasets.texts_available(name):
                 print(f"left out: {missing}", flush=True)
                 continue
-            data = prepare(datasets.load_texts(name), root, args.test_rows, args.threads)
-            compare(data, methods, options, args.out)
+            data = prepare(datasets.load_texts(name), root, args.test_rows, args.threads, args.features)
+            compare(data, methods, options, args.out, args.seeds)
     if args.figure is not None:
         draw([json.loads(line) for line in args.out.read_text().splitlines()], args.figure)
 

@@ -11,7 +11,6 @@ from annif.suggestion import SubjectSuggestion, SuggestionBatch
 
 from extremax import ExtremeClassifier, TextClassifier, load_model
 from extremax.errors import ModelFileError
-from extremax.scores import rank_scores
 
 MODEL = "extremax-model"
 
@@ -78,18 +77,18 @@ class ExtremaxBackend(AnnifBackend):  # type: ignore[misc]
     def _suggest_batch(self, documents: list[Any], params: dict[str, Any]) -> SuggestionBatch:
         clf = self._model
         assert clf is not None  # Annif calls initialize first
-        texts, limit = [document.text for document in documents], int(params["limit"])
-        model, classes = clf.model_, clf.classes_.tolist()
-        found = rank_scores(model.scorer, clf.transform(texts), min(limit, len(classes)))
+        limit, model, classes = int(params["limit"]), clf.model_, clf.classes_.tolist()
+        features = clf.to_features([document.text for document in documents])
+        found = model.predictor(clf.classifier_.n_jobs or 1).rank_scores(features, limit)
         prob = model.labels.prob(found.log_softmax, found.normalizer)
-        is_known = clf.is_known(texts)
+        unknown = set(model.empty_rows(features).tolist())
         suggestions = [
             [
                 SubjectSuggestion(subject_id=classes[label], score=float(p))
                 for label, p in zip(labels, row, strict=True)
             ]
-            if known
+            if number not in unknown
             else []
-            for labels, row, known in zip(found.labels.tolist(), prob.tolist(), is_known, strict=True)
+            for number, (labels, row) in enumerate(zip(found.labels.tolist(), prob.tolist(), strict=True))
         ]
         return SuggestionBatch.from_sequence(suggestions, self.project.subjects, limit=limit)
