@@ -17,8 +17,8 @@ beauty, sports, toys, yelp
          The next item of a user, from `seqrec`: a causal transformer of two layers of width 64 over the last
          50 items, with the output layer's weights as embeddings. The last item of a user is the test row, the
          last but one the validation row; all items are ranked.
-depends  The same on Debian's packages: a package, followed by all that it depends on, recommends, suggests or
-         enhances, alternatives included, in the order of these fields.
+depends  The same on Debian's packages: a package, followed by all that it depends on, recommends, suggests,
+         enhances or provides, alternatives included, in the order of these fields.
 words    The next word of titles of `yso-finna`: words that occur twice or more in all splits, and one for all
          others; the same transformer, of width 128, on 16 words, embeddings tied as well. The titles of a
          split are one text in random order, 16 pieces of which are a minibatch.
@@ -324,7 +324,7 @@ def seqrec_task(name: str) -> Task:
 
 
 def depends_task() -> Task:
-    fields = ("Pre-Depends", "Depends", "Recommends", "Suggests", "Enhances")
+    fields = ("Pre-Depends", "Depends", "Recommends", "Suggests", "Enhances", "Provides")
     rows = []
     for package in debian_packages():
         listed = re.split(r"[,|]", ",".join(package.get(field, "") for field in fields))
@@ -342,8 +342,8 @@ def words_task() -> Task:
     number = {word: i + 1 for i, (word, k) in enumerate(counts.most_common()) if k > 1}
     titles = [titles[i] for i in np.random.default_rng(0).permutation(len(titles))]
     pieces = {}
-    for split, name in zip(SPLITS, ("train", "val", "test"), strict=True):
-        text = [number.get(word, 0) for own, words in titles if own == name for word in words]
+    for split in SPLITS:
+        text = [number.get(word, 0) for own, words in titles if own == split for word in words]
         n = (len(text) - 1) // N_WORDS * N_WORDS
         table = torch.tensor([text[:n], text[1 : n + 1]]).view(2, -1, N_WORDS)
         pieces[split] = table if split == "train" else table[:, : EVALUATION_ROWS[split] // N_WORDS]
