@@ -1,6 +1,6 @@
 """PyTorch output layers at equal processor time, and training steps with a million classes.
 
-    python benchmarks/bench_head.py                                  # all methods on two tasks, hours
+    python benchmarks/bench_head.py                                  # all methods on all tasks, hours
     python benchmarks/bench_head.py --data npm --methods extremax "frequency 1024" --seconds 20
 
 npm      Package names -> owner: the 47,336 owners with the most training rows, ties by smaller id. (A least
@@ -11,20 +11,29 @@ icd10cm  Descriptions, inclusion terms and "includes" notes of all codes of ICD-
          pairs count once. 80/10/10 by numpy's RandomState(42), whose training rows have 23,454 classes.
          The first 16 words through a transformer of two layers of width 64, their mean, a linear map to 128
          and a LayerNorm.
-
+debian   Short descriptions of Debian's packages -> source package. One package for each description,
+         80/10/10. Words and pairs of words, hashed to 65,536 columns, in an EmbeddingBag and a LayerNorm.
 beauty, sports, toys, yelp
          The next item of a user, from `seqrec`: a causal transformer of two layers of width 64 over the last
-         50 items, its embeddings tied to the output layer in no method. The last item of a user is the test
-         row, the last but one the validation row. Accuracy is HIT@10 there, over all items.
+         50 items, with the output layer's weights as embeddings. The last item of a user is the test row, the
+         last but one the validation row; all items are ranked.
+depends  The same on Debian's packages: a package, followed by all that it depends on, recommends, suggests,
+         enhances or provides, alternatives included, in the order of these fields.
+words    The next word of titles of `yso-finna`: words that occur twice or more in all splits, and one for all
+         others; the same transformer, of width 128, on 16 words, embeddings tied as well. The titles of a
+         split are one text in random order, 16 pieces of which are a minibatch.
 
 Every method has the same encoder and batches, AdamW on the encoder (SparseAdam on the EmbeddingBag), and an
 output layer whose biases start at log-frequencies. "extremax" is the set-up of the documentation: a
 FrequencySampler and `make_optimizer`, with no other setting. Sampled methods have Adagrad on sparse gradients
 or AdamW on dense ones; "in-batch" takes the targets of the other rows as negatives, corrected by their
-frequencies. The rate of the output layer is found by log-likelihood on 2,000 validation rows after --search
-seconds of training with the first of --seeds: from --rate on, rates are doubled and halved until the best is
-between two others. Figures are of 6,000 test rows, both at random, with that rate and each of --seeds.
-Seconds are processor time of training, on one thread.
+frequencies. The adaptive softmax has embeddings of its own.
+
+The rate of the output layer is found on 2,000 validation rows after --search seconds of training with the
+first of --seeds, by log-likelihood, or NDCG@10 where items are ranked: from a start on, rates are doubled and
+halved until the best is between two others. The run with the best rate goes on to --seconds; other seeds
+start with that rate. Figures are of 6,000 test rows, at random like those of validation. Seconds are
+processor time of training, on one thread.
 """
 
 from __future__ import annotations
@@ -37,15 +46,17 @@ import time
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
+from sklearn.feature_extraction.text import HashingVectorizer
 from torch import Tensor, nn
 
+from benchmark_data import data_folder, debian_packages, load_texts
 from extremax.data import planted_hierarchy
 from extremax.nn import ExtremeSoftmax, FrequencySampler, make_optimizer
 from timing import machine, make_parser, measure, one_torch_thread, write_rows
@@ -58,21 +69,68 @@ N_COLUMNS, N_WORDS = 1 << 16, 16  # of the bag; of a text, at most
 N_ITEMS = 50  # of a user, at most
 SPLITS = ("train", "valid", "test")
 ENCODER_RATE = 2e-3
+TIED_SIZE = 0.1  # of the first embeddings
+RATES = {"extremax": 0.08, "AdamW": 0.005}  # where the search begins, by the end of a method's name
+IGNORED = -100
+
+Batch = tuple[tuple[Tensor, ...], Tensor]  # arguments of the encoder, and classes
 
 
 @dataclass(frozen=True)
 class Task:
-    """Inputs and classes by split, and the encoder that they need.
+    """Rows by split, and the encoder that they need.
 
-    ``take(split, rows)`` returns the arguments of the encoder. An answer counts as right among the first `k`.
+    Attributes
+    ----------
+    counts
+        Training rows of each class.
+    n_rows
+        Of each split.
+    take
+        ``take(split, rows)`` returns a batch.
+    make_encoder
+        Called with the weights of the output layer where these are its embeddings, else with None.
+    tied
+        Whether they are.
+    width, batch
+        Of hidden states; rows of a minibatch.
+    lengths
+        Of the training rows, if rows of a minibatch should be of like length.
+    ranked
+        Whether the first ten classes count, or the first one.
     """
 
     name: str
-    n_classes: int
-    y: dict[str, Tensor]
-    take: Callable[[str, Tensor], tuple[Tensor, ...]]
-    make_encoder: Callable[[], nn.Module]
-    k: int = 1
+    counts: Tensor
+    n_rows: dict[str, int]
+    take: Callable[[str, Tensor], Batch]
+    make_encoder: Callable[[nn.Parameter | None], nn.Module]
+    tied: bool = False
+    width: int = WIDTH
+    batch: int = BATCH
+    lengths: Tensor | None = None
+    ranked: bool = False
+
+    @property
+    def n_classes(self) -> int:
+        return len(self.counts)
+
+    def batches(self, generator: torch.Generator) -> Iterator[Batch]:
+        """Yield the minibatches of an epoch."""
+        order = torch.randperm(self.n_rows["train"], generator=generator)
+        if self.lengths is not None:
+            blocks = order.split(16 * self.batch)
+            order = torch.cat([block[self.lengths[block].argsort(stable=True)] for block in blocks])
+        parts = order.split(self.batch)
+        for i in torch.randperm(len(parts), generator=generator).tolist():
+            yield self.take("train", parts[i])
+
+
+def text_task(name: str, y: dict[str, Tensor], take: Callable[..., tuple[Tensor, ...]], make: Any) -> Task:
+    """Return a task with one class for each row."""
+    counts = torch.bincount(y["train"]).float()
+    n_rows = {split: len(y[split]) for split in SPLITS}
+    return Task(name, counts, n_rows, lambda split, rows: (take(split, rows), y[split][rows]), make)
 
 
 class Bag(nn.Module):
@@ -109,26 +167,44 @@ class Transformer(nn.Module):
 
 
 def npm_task() -> Task:
-    from sklearn.feature_extraction.text import HashingVectorizer
-
-    from benchmark_data import load_texts
-
     data = load_texts("npm-owner-124k")
     assert data.texts is not None
     counts = np.bincount(data.y["train"])
     known = np.sort(np.lexsort((np.arange(len(counts)), -counts))[:N_OWNERS])
     place = np.full(len(counts), -1)
     place[known] = np.arange(len(known))
-    hashing = HashingVectorizer(
-        analyzer="char_wb", ngram_range=(3, 3), n_features=N_COLUMNS, alternate_sign=False, norm=None
-    )
+    rows = {split: np.flatnonzero(place[data.y[split]] >= 0) for split in SPLITS}
+    texts = {split: [data.texts[split][i] for i in rows[split]] for split in SPLITS}
+    classes = {split: place[data.y[split][rows[split]]] for split in SPLITS}
+    return bag_task("npm", texts, classes, analyzer="char_wb", ngram_range=(3, 3))
+
+
+def debian_task() -> Task:
+    packages = debian_packages()
+    order = np.random.default_rng(0).permutation(len(packages))
+    parts = np.split(order, [len(order) * 8 // 10, len(order) * 9 // 10])
+    rows = {split: [packages[i] for i in part] for split, part in zip(SPLITS, parts, strict=True)}
+
+    def source(package: dict[str, str]) -> str:
+        return package.get("Source", package["Package"]).partition(" ")[0]
+
+    number = {name: i for i, name in enumerate(sorted({source(package) for package in rows["train"]}))}
+    known = {split: [p for p in rows[split] if source(p) in number] for split in SPLITS}
+    texts = {split: [p["Description"] for p in known[split]] for split in SPLITS}
+    classes = {split: np.array([number[source(p)] for p in known[split]]) for split in SPLITS}
+    return bag_task("debian", texts, classes, ngram_range=(1, 2))
+
+
+def bag_task(name: str, texts: dict[str, list[str]], classes: dict[str, np.ndarray], **options: Any) -> Task:
+    """Hash n-grams of texts into an EmbeddingBag; validation and test rows are a random part."""
+    hashing = HashingVectorizer(n_features=N_COLUMNS, alternate_sign=False, norm=None, **options)
     y, columns, edges = {}, {}, {}
     for split in SPLITS:
-        rows = np.flatnonzero(place[data.y[split]] >= 0)
+        rows = np.arange(len(texts[split]))
         if split != "train":
             rows = np.random.default_rng(0).permutation(rows)[: EVALUATION_ROWS[split]]
-        X = hashing.transform([data.texts[split][i] for i in rows]).tocsr()
-        y[split] = torch.from_numpy(place[data.y[split][rows]])
+        X = hashing.transform([texts[split][i] for i in rows]).tocsr()
+        y[split] = torch.from_numpy(classes[split][rows]).long()
         columns[split], edges[split] = X.indices.astype(np.int64), X.indptr.astype(np.int64)
 
     def take(split: str, rows: Tensor) -> tuple[Tensor, ...]:
@@ -137,7 +213,7 @@ def npm_task() -> Task:
         at = np.repeat(starts - offsets[:-1], ends - starts) + np.arange(offsets[-1])
         return torch.from_numpy(columns[split][at]), torch.from_numpy(offsets[:-1])
 
-    return Task("npm", len(known), y, take, lambda: Bag(N_COLUMNS, WIDTH))
+    return text_task(name, y, take, lambda _: Bag(N_COLUMNS, WIDTH))
 
 
 def icd10cm_pairs() -> list[tuple[str, str]]:
@@ -174,73 +250,125 @@ def icd10cm_task() -> Task:
             found = [number.get(word, 1) for word in text[:N_WORDS]] or [1]
             row[: len(found)] = found
         X[split] = torch.from_numpy(table)
-    return Task(
+    return text_task(
         "icd10cm",
-        len(codes),
         y,
         lambda split, rows: (X[split][rows],),
-        lambda: Transformer(len(number) + 2, 64, WIDTH),
+        lambda _: Transformer(len(number) + 2, 64, WIDTH),
     )
 
 
 class Sequences(nn.Module):
-    """A causal transformer over the latest items of a user; the hidden states of all places, or the last."""
+    """A causal transformer of two layers over rows of classes, padded by -1 at their ends."""
 
-    def __init__(self, n_items: int, inner: int, width: int) -> None:
+    def __init__(self, weight: nn.Parameter | None, n_classes: int, width: int, dropout: float) -> None:
         super().__init__()
-        self.items = nn.Embedding(n_items + 1, inner, padding_idx=n_items)
-        self.places = nn.Parameter(0.02 * torch.randn(N_ITEMS, inner))
-        nn.init.normal_(self.items.weight, std=0.02)
-        layer = nn.TransformerEncoderLayer(inner, 2, 2 * inner, 0.2, batch_first=True, norm_first=True)
+        self.table = nn.Embedding(n_classes, width)
+        if weight is None:
+            nn.init.normal_(self.table.weight, std=TIED_SIZE)
+        else:
+            self.table.weight = weight
+        self.places = nn.Parameter(TIED_SIZE * torch.randn(N_ITEMS, width))
+        self.first = nn.LayerNorm(width)
+        layer = nn.TransformerEncoderLayer(width, 2, 2 * width, dropout, batch_first=True, norm_first=True)
         self.layers = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
-        self.out = nn.Linear(inner, width)
-        self.norm = nn.LayerNorm(width)
-        self.register_buffer("later", torch.ones(N_ITEMS, N_ITEMS, dtype=torch.bool).triu(1))
+        self.last = nn.LayerNorm(width)
+        self.drop = nn.Dropout(dropout)
 
-    def forward(self, items: Tensor) -> Tensor:
-        x = self.layers(self.items(items) + self.places, mask=self.later)
-        return self.norm(self.out(x if self.training else x[:, -1]))
+    def forward(self, classes: Tensor) -> Tensor:
+        n = classes.shape[1]
+        x = self.drop(self.first(self.table(classes.clamp(min=0)) + self.places[:n]))
+        later = torch.ones(n, n, dtype=torch.bool).triu(1)
+        return self.last(self.layers(x, mask=later, is_causal=True))
 
 
-def sequence_task(name: str) -> Task:
-    from benchmark_data import data_folder
-
-    with lzma.open(data_folder() / "seqrec" / f"{name}.txt.xz", "rt") as file:
-        users = [[int(item) - 1 for item in line.split()[1:]] for line in file]
-    n_items = max(max(user) for user in users) + 1
-    kept = {"train": 2, "valid": 1, "test": 0}
+def sequence_task(name: str, users: list[list[int]]) -> Task:
+    """Predict the last class of each sequence from those before, and train on all earlier ones."""
+    n_classes = max(max(user) for user in users) + 1
     X, y = {}, {}
-    for split, n_left in kept.items():
-        table = np.full((len(users), N_ITEMS), n_items)
-        labels = np.full((len(users), N_ITEMS), -100)
-        for row, label, user in zip(table, labels, users, strict=True):
-            known = user[: len(user) - n_left][-N_ITEMS - 1 :]
-            row[N_ITEMS - len(known) + 1 :], label[N_ITEMS - len(known) + 1 :] = known[:-1], known[1:]
+    for split, n_left in {"train": 2, "valid": 1, "test": 0}.items():
         rows = np.arange(len(users))
         if split != "train":
             rows = np.random.default_rng(0).permutation(rows)[: EVALUATION_ROWS[split]]
-            labels = labels[:, -1]
-        X[split], y[split] = torch.from_numpy(table[rows]), torch.from_numpy(labels[rows])
+        table = np.full((len(rows), N_ITEMS), -1)
+        labels = np.full((len(rows), N_ITEMS), IGNORED)
+        for row, label, i in zip(table, labels, rows, strict=True):
+            known = users[i][: len(users[i]) - n_left][-N_ITEMS - 1 :]
+            row[: len(known) - 1] = known[:-1]
+            wanted = slice(0 if split == "train" else len(known) - 2, len(known) - 1)
+            label[wanted] = known[1:][wanted]
+        X[split], y[split] = torch.from_numpy(table), torch.from_numpy(labels)
+    lengths = {split: (X[split] >= 0).sum(1) for split in SPLITS}
+
+    def take(split: str, rows: Tensor) -> Batch:
+        n = int(lengths[split][rows].max().clamp(min=1))
+        return (X[split][rows, :n],), y[split][rows, :n]
+
     return Task(
-        name.split("_")[0].lower(),
-        n_items,
-        y,
-        lambda split, rows: (X[split][rows],),
-        lambda: Sequences(n_items, 64, WIDTH),
-        k=10,
+        name,
+        torch.bincount(y["train"][y["train"] >= 0], minlength=n_classes).float(),
+        {split: len(y[split]) for split in SPLITS},
+        take,
+        lambda weight: Sequences(weight, n_classes, 64, 0.2),
+        tied=True,
+        width=64,
+        lengths=lengths["train"],
+        ranked=True,
     )
 
 
-def planted_task() -> Task:
+def seqrec_task(name: str) -> Task:
+    with lzma.open(data_folder() / "seqrec" / f"{name}.txt.xz", "rt") as file:
+        users = [[int(item) - 1 for item in line.split()[1:]] for line in file]
+    return sequence_task(name.split("_")[0].lower(), users)
+
+
+def depends_task() -> Task:
+    fields = ("Pre-Depends", "Depends", "Recommends", "Suggests", "Enhances", "Provides")
+    rows = []
+    for package in debian_packages():
+        listed = re.split(r"[,|]", ",".join(package.get(field, "") for field in fields))
+        names = [re.split(r"[ :(]", name.strip())[0] for name in listed]
+        rows.append(list(dict.fromkeys(name for name in (package["Package"], *names) if name)))
+    number = {name: i for i, name in enumerate(sorted({name for row in rows for name in row}))}
+    return sequence_task("depends", [[number[name] for name in row] for row in rows if len(row) >= 4])
+
+
+def words_task() -> Task:
+    with lzma.open(data_folder() / "yso-finna" / "yso-finna-en.tsv.xz", "rt", encoding="utf-8") as file:
+        rows = [line.rstrip("\n").split("\t", 2) for line in file]
+    titles = [(split, re.findall(r"\w+", title.lower())) for split, _, title in rows]
+    counts = Counter(word for _, words in titles for word in words)
+    number = {word: i + 1 for i, (word, k) in enumerate(counts.most_common()) if k > 1}
+    titles = [titles[i] for i in np.random.default_rng(0).permutation(len(titles))]
+    pieces = {}
+    for split in SPLITS:
+        text = [number.get(word, 0) for own, words in titles if own == split for word in words]
+        n = (len(text) - 1) // N_WORDS * N_WORDS
+        table = torch.tensor([text[:n], text[1 : n + 1]]).view(2, -1, N_WORDS)
+        pieces[split] = table if split == "train" else table[:, : EVALUATION_ROWS[split] // N_WORDS]
+    return Task(
+        "words",
+        torch.bincount(pieces["train"][1].flatten(), minlength=len(number) + 1).float(),
+        {split: pieces[split].shape[1] for split in SPLITS},
+        lambda split, rows: ((pieces[split][0, rows],), pieces[split][1, rows]),
+        lambda weight: Sequences(weight, len(number) + 1, WIDTH, 0.0),
+        tied=True,
+        batch=BATCH // N_WORDS,
+    )
+
+
+def planted_task(*, tied: bool = False) -> Task:
     data = planted_hierarchy(600, 50, 12, n_test=200, seed=0)
+    if tied:
+        return sequence_task("planted items", [[int(i) % 50 for i in row] for row in 9 * data.X[:, :6] + 25])
     X = {"train": data.X, "valid": data.X_test[:100], "test": data.X_test[100:]}
     y = {"train": data.y, "valid": data.y_test[:100], "test": data.y_test[100:]}
-    return Task(
+    return text_task(
         "planted",
-        50,
         {split: torch.from_numpy(y[split]).long() for split in SPLITS},
         lambda split, rows: (torch.from_numpy(X[split])[rows],),
-        lambda: nn.Linear(12, WIDTH),
+        lambda _: nn.Linear(12, WIDTH),
     )
 
 
@@ -250,20 +378,21 @@ def planted_task() -> Task:
 class Dense(nn.Module):
     """A linear layer with an exact softmax; `fused_loss` uses F.linear_cross_entropy."""
 
-    def __init__(self, task: Task, counts: Tensor, *, fused_loss: bool = False) -> None:
+    def __init__(self, task: Task, *, fused_loss: bool = False) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.zeros(task.n_classes, WIDTH))
+        counts = task.counts.clamp(min=0.5)
+        self.weight = nn.Parameter(torch.zeros(task.n_classes, task.width))
         self.bias = nn.Parameter(counts.log() - counts.sum().log())
         self.fused_loss = fused_loss
 
     def loss(self, h: Tensor, y: Tensor) -> Tensor:
+        kept = y != IGNORED
         if self.fused_loss:
             # One chunk: the default of torch 2.13 takes ten times as long on this many classes.
-            options = nn.LinearCrossEntropyOptions(batch_chunk_size=BATCH)
+            options = nn.LinearCrossEntropyOptions(batch_chunk_size=int(kept.sum()))
             return F.linear_cross_entropy(
-                h.reshape(-1, WIDTH), self.weight, y.reshape(-1), linear_bias=self.bias, options=options
+                h[kept], self.weight, y[kept], linear_bias=self.bias, options=options
             )
-        kept = y != -100
         return F.cross_entropy(F.linear(h[kept], self.weight, self.bias), y[kept])
 
     def log_prob(self, h: Tensor) -> Tensor:
@@ -273,9 +402,10 @@ class Dense(nn.Module):
 class Sampled(Dense):
     """Shared sampled softmax as usually written: draws with replacement, and the correction log(n q)."""
 
-    def __init__(self, task: Task, counts: Tensor, *, n: int, by_frequency: bool, sparse: bool) -> None:
-        super().__init__(task, counts)
-        self.n, self.sparse, q = n, sparse, counts if by_frequency else torch.ones_like(counts)
+    def __init__(self, task: Task, *, n: int, by_frequency: bool, sparse: bool) -> None:
+        super().__init__(task)
+        q = task.counts.clamp(min=0.5) if by_frequency else torch.ones(task.n_classes)
+        self.n, self.sparse = n, sparse
         self.cumulative = (q.double() / q.sum()).cumsum(0)
         self.log_q = (q / q.sum()).log()
 
@@ -284,7 +414,7 @@ class Sampled(Dense):
         return classes.clamp(max=len(self.log_q) - 1)
 
     def loss(self, h: Tensor, y: Tensor) -> Tensor:
-        kept = y != -100
+        kept = y != IGNORED
         h, y = h[kept], y[kept]
         classes = self.draw(y)
         both = torch.cat([y, classes])
@@ -306,15 +436,14 @@ class InBatch(Sampled):
 class Adaptive(nn.Module):
     """torch's AdaptiveLogSoftmaxWithLoss, with classes in falling order of their counts."""
 
-    def __init__(self, task: Task, counts: Tensor) -> None:
+    def __init__(self, task: Task) -> None:
         super().__init__()
         n = task.n_classes
-        self.order = counts.argsort(descending=True)
-        self.place = self.order.argsort()
-        self.layer = nn.AdaptiveLogSoftmaxWithLoss(WIDTH, n, [n // 20, n // 5], div_value=2.0)
+        self.place = task.counts.argsort(descending=True).argsort()
+        self.layer = nn.AdaptiveLogSoftmaxWithLoss(task.width, n, [n // 20, n // 5], div_value=2.0)
 
     def loss(self, h: Tensor, y: Tensor) -> Tensor:
-        kept = y != -100
+        kept = y != IGNORED
         return self.layer(h[kept], self.place[y[kept]]).loss
 
     def log_prob(self, h: Tensor) -> Tensor:
@@ -324,10 +453,14 @@ class Adaptive(nn.Module):
 class Ours(nn.Module):
     """The set-up of the documentation."""
 
-    def __init__(self, task: Task, counts: Tensor, *, n_sampled: int = 1024, power: float = 0.75) -> None:
+    def __init__(self, task: Task, **options: Any) -> None:
         super().__init__()
-        sampler = FrequencySampler(counts, power, n_sampled)
-        self.layer = ExtremeSoftmax(WIDTH, task.n_classes, sampler=sampler)
+        sampler = FrequencySampler(task.counts, **options)
+        self.layer = ExtremeSoftmax(task.width, task.n_classes, sampler=sampler)
+
+    @property
+    def weight(self) -> nn.Parameter:
+        return self.layer.weight
 
     def loss(self, h: Tensor, y: Tensor) -> Tensor:
         return self.layer(h, y).loss
@@ -336,23 +469,25 @@ class Ours(nn.Module):
         return self.layer.log_prob(h)
 
 
-def _sampled(n: int, *, by_frequency: bool, sparse: bool) -> Callable[[Task, Tensor], Any]:
-    return lambda task, counts: Sampled(task, counts, n=n, by_frequency=by_frequency, sparse=sparse)
+def _sampled(n: int, *, by_frequency: bool, sparse: bool) -> Callable[[Task], Any]:
+    return lambda task: Sampled(task, n=n, by_frequency=by_frequency, sparse=sparse)
 
 
-METHODS: dict[str, Callable[[Task, Tensor], Any]] = {
+METHODS: dict[str, Callable[[Task], Any]] = {
     "extremax": Ours,
-    "uniform 256": _sampled(256, by_frequency=False, sparse=True),
-    "uniform 1024": _sampled(1024, by_frequency=False, sparse=True),
-    "frequency 256": _sampled(256, by_frequency=True, sparse=True),
+    "in-batch": lambda task: InBatch(task, n=1024, by_frequency=True, sparse=True),
     "frequency 1024": _sampled(1024, by_frequency=True, sparse=True),
-    "in-batch": lambda task, counts: InBatch(task, counts, n=BATCH, by_frequency=True, sparse=True),
-    "uniform 1024, AdamW": _sampled(1024, by_frequency=False, sparse=False),
-    "frequency 256, AdamW": _sampled(256, by_frequency=True, sparse=False),
-    "frequency 1024, AdamW": _sampled(1024, by_frequency=True, sparse=False),
-    "adaptive": Adaptive,
+    "frequency 256": _sampled(256, by_frequency=True, sparse=True),
+    "uniform 1024": _sampled(1024, by_frequency=False, sparse=True),
+    "uniform 256": _sampled(256, by_frequency=False, sparse=True),
     "full": Dense,
-    "linear_cross_entropy": lambda task, counts: Dense(task, counts, fused_loss=True),
+    "linear_cross_entropy": lambda task: Dense(task, fused_loss=True),
+    "adaptive": Adaptive,
+    "frequency 1024, AdamW": _sampled(1024, by_frequency=True, sparse=False),
+    "frequency 256, AdamW": _sampled(256, by_frequency=True, sparse=False),
+    "uniform 1024, AdamW": _sampled(1024, by_frequency=False, sparse=False),
+    "uniform 256, AdamW": _sampled(256, by_frequency=False, sparse=False),
+    "full, AdamW": Dense,
 }
 
 
@@ -361,50 +496,69 @@ METHODS: dict[str, Callable[[Task, Tensor], Any]] = {
 
 @dataclass(frozen=True)
 class Run:
-    """Train a method for some processor seconds, and look at it at some of them."""
+    """Train a method with a rate and a seed, and look at it now and then."""
 
     task: Task
     method: str
-    seconds: tuple[float, ...]
     rate: float
     seed: int = 0
 
-    def figures(self, split: str) -> Iterator[dict[str, float]]:
-        task = self.task
-        _compile_kernels()
+    def figures(self, looks: Sequence[tuple[float, str]]) -> Iterator[dict[str, float]]:
+        """Yield figures after some processor seconds on a split, for each of `looks`.
+
+        Other runs may go on between them: this one has random numbers of its own.
+        """
+        task, looks = self.task, list(looks)
         torch.manual_seed(self.seed)
-        known = task.y["train"][task.y["train"] >= 0]
-        counts = torch.bincount(known, minlength=task.n_classes).float().clamp(min=0.5)
-        encoder, output = task.make_encoder(), METHODS[self.method](task, counts)
-        optimizers = _optimizers(encoder, output, self.rate)
-        spent, n_steps, looks = 0.0, 0, list(self.seconds)
+        output = METHODS[self.method](task)
+        weight = output.weight if task.tied and hasattr(output, "weight") else None
+        if weight is not None:
+            nn.init.normal_(weight, std=TIED_SIZE)
+        encoder = task.make_encoder(weight)
+        optimizers = make_optimizers(encoder, output, self)
+        spent, n_steps = 0.0, 0
         generator = torch.Generator().manual_seed(self.seed)
-        while looks:
-            for rows in torch.randperm(len(task.y["train"]), generator=generator).split(BATCH):
+        while True:
+            for inputs, y in task.batches(generator):
                 started = time.process_time()
-                loss = output.loss(encoder(*task.take("train", rows)), task.y["train"][rows])
+                loss = output.loss(encoder(*inputs), y)
                 for optimizer in optimizers:
                     optimizer.zero_grad()
                 loss.backward()
                 for optimizer in optimizers:
                     optimizer.step()
                 spent, n_steps = spent + time.process_time() - started, n_steps + 1
-                if spent >= looks[0]:
+                while spent >= looks[0][0]:
+                    found = {
+                        "processor s": spent,
+                        "steps": n_steps,
+                        **self._look(encoder, output, looks[0][1]),
+                    }
                     looks.pop(0)
-                    yield {"processor s": spent, "steps": n_steps, **self._test(encoder, output, split)}
+                    state = torch.get_rng_state()
+                    yield found
+                    torch.set_rng_state(state)
                     if not looks:
                         return
 
-    def _test(self, encoder: nn.Module, output: Any, split: str) -> dict[str, float]:
+    @torch.no_grad()
+    def _look(self, encoder: nn.Module, output: Any, split: str) -> dict[str, float]:
         encoder.eval(), output.eval()
-        y, right, total = self.task.y[split], 0.0, 0.0
-        with torch.no_grad():
-            for rows in torch.arange(len(y)).split(BATCH):
-                log_prob = output.log_prob(encoder(*self.task.take(split, rows)))
-                right += (log_prob.topk(self.task.k).indices == y[rows, None]).sum().item()
-                total += log_prob[torch.arange(len(rows)), y[rows]].sum().item()
+        ranks, log_probs = [], []
+        for rows in torch.arange(self.task.n_rows[split]).split(self.task.batch):
+            inputs, y = self.task.take(split, rows)
+            kept = y != IGNORED
+            log_prob, y = output.log_prob(encoder(*inputs)[kept]), y[kept]
+            own = log_prob.gather(1, y[:, None])
+            log_probs.append(own.squeeze(1))
+            ranks.append((log_prob > own).sum(1))
         encoder.train(), output.train()
-        return {"accuracy": right / len(y), "log-likelihood": total / len(y)}
+        rank, likelihood = torch.cat(ranks), torch.cat(log_probs).mean().item()
+        if not self.task.ranked:
+            return {"accuracy": (rank == 0).float().mean().item(), "log-likelihood": likelihood}
+        hit = (rank < 10).float()
+        gain = (hit / (rank + 2.0).log2()).mean().item()
+        return {"HIT@10": hit.mean().item(), "NDCG@10": gain, "log-likelihood": likelihood}
 
 
 @lru_cache
@@ -414,17 +568,20 @@ def _compile_kernels() -> None:
     layer(torch.randn(300, WIDTH), torch.arange(300) % 50).loss.backward()
 
 
-def _optimizers(encoder: nn.Module, output: nn.Module, rate: float) -> list[torch.optim.Optimizer]:
+def make_optimizers(encoder: nn.Module, output: Any, run: Run) -> list[torch.optim.Optimizer]:
     if isinstance(output, Ours):
         model = nn.ModuleList([encoder, output])
-        return [make_optimizer(model, lr=ENCODER_RATE, row_lr=rate)]
+        return [make_optimizer(model, lr=ENCODER_RATE, row_lr=run.rate)]
+    is_dense = run.method.endswith("AdamW")
+    own = {id(p) for p in output.parameters()}
+    for table in (m for m in encoder.modules() if isinstance(m, nn.Embedding) and id(m.weight) in own):
+        table.sparse = isinstance(output, Sampled) and output.sparse
     bags = [m.weight for m in encoder.modules() if isinstance(m, nn.EmbeddingBag)]
-    others = [p for p in encoder.parameters() if all(p is not bag for bag in bags)]
+    others = [p for p in encoder.parameters() if id(p) not in own and all(p is not bag for bag in bags)]
     optimizers: list[torch.optim.Optimizer] = [torch.optim.AdamW(others, lr=ENCODER_RATE)]
     optimizers += [torch.optim.SparseAdam(bags, lr=ENCODER_RATE)] if bags else []
-    is_dense = isinstance(output, Sampled) and not output.sparse
     kind: Any = torch.optim.AdamW if is_dense else torch.optim.Adagrad
-    return [*optimizers, kind(output.parameters(), lr=rate)]
+    return [*optimizers, kind(output.parameters(), lr=run.rate)]
 
 
 def find_rate(score: Callable[[float], float], first: float, n_most: int = 9) -> dict[float, float]:
@@ -445,26 +602,35 @@ def compare(
     methods: Sequence[str],
     seconds: Sequence[float],
     *,
-    rate: float,
+    rate: float | None,
     search: float,
     seeds: Sequence[int],
 ) -> None:
     """Find the rate of each method on validation rows, and write its figures on test rows."""
+    _compile_kernels()
+    tests = [(limit, "test") for limit in seconds]
+    criterion = "NDCG@10" if task.ranked else "log-likelihood"
     for method in methods:
-        run = Run(task, method, tuple(seconds), rate, seeds[0])
-        n_tried = 0
-        if search > 0.0:
+        first = rate or RATES.get(method.rpartition(", ")[2], 0.08)
+        first = 10.0 / task.width if rate is None and method == "extremax" else first
+        begun: dict[float, Iterator[dict[str, float]]] = {}
+        valid: dict[float, dict[str, float]] = {}
 
-            def score(tried: float, run: Run = run) -> float:
-                (figures,) = replace(run, seconds=(search,), rate=tried).figures("valid")
-                return figures["log-likelihood"]
+        def score(tried: float, method: str = method, begun: Any = begun, valid: Any = valid) -> float:
+            begun[tried] = Run(task, method, tried, seeds[0]).figures([(search, "valid"), *tests])
+            valid[tried] = next(begun[tried])
+            return valid[tried][criterion]
 
-            found = find_rate(score, rate)
-            run, n_tried = replace(run, rate=next(iter(found))), len(found)
+        found = find_rate(score, first) if search > 0.0 else {first: 0.0}
+        best = next(iter(found))
+        for tried, figures in valid.items():
+            case = f"{task.name}, {method}, validation after {search:g} s, rate {tried:g}"
+            write_rows(NAME, [{"case": case, **figures}])
         for seed in seeds:
-            for limit, figures in zip(seconds, replace(run, seed=seed).figures("test"), strict=True):
+            run = begun[best] if seed == seeds[0] and begun else Run(task, method, best, seed).figures(tests)
+            for limit, figures in zip(seconds, run, strict=True):
                 case = f"{task.name}, {method}, {limit:g} s, seed {seed}"
-                write_rows(NAME, [{"case": case, "rate": run.rate, "rates tried": n_tried, **figures}])
+                write_rows(NAME, [{"case": case, "rate": best, "rates tried": len(found), **figures}])
 
 
 def time_many_classes(n_classes: int, n_steps: int) -> None:
@@ -493,26 +659,30 @@ def time_many_classes(n_classes: int, n_steps: int) -> None:
 TASKS: dict[str, Callable[[], Task]] = {
     "npm": npm_task,
     "icd10cm": icd10cm_task,
-    "beauty": lambda: sequence_task("Beauty"),
-    "sports": lambda: sequence_task("Sports_and_Outdoors"),
-    "toys": lambda: sequence_task("Toys_and_Games"),
-    "yelp": lambda: sequence_task("Yelp"),
+    "debian": debian_task,
+    "depends": depends_task,
+    "words": words_task,
+    "beauty": lambda: seqrec_task("Beauty"),
+    "sports": lambda: seqrec_task("Sports_and_Outdoors"),
+    "toys": lambda: seqrec_task("Toys_and_Games"),
+    "yelp": lambda: seqrec_task("Yelp"),
     "planted": planted_task,
+    "planted items": lambda: planted_task(tied=True),
 }
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     parser: argparse.ArgumentParser = make_parser(__doc__)
-    parser.add_argument("--data", nargs="+", default=["npm", "icd10cm"], choices=list(TASKS))
+    parser.add_argument("--data", nargs="+", default=list(TASKS)[:-2], choices=list(TASKS))
     parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=list(METHODS))
     parser.add_argument("--seconds", nargs="+", type=float, default=[20.0, 40.0])
-    parser.add_argument("--rate", type=float, default=0.08, help="where the search begins")
+    parser.add_argument("--rate", type=float, help="where the search begins")
     parser.add_argument("--search", type=float, default=20.0, help="seconds of each rate; 0: no search")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0])
     parser.add_argument("--classes", type=int, default=1_000_000, help="of the step that is timed; 0: none")
     args = parser.parse_args(argv)
     if args.tiny:
-        args.data, args.seconds, args.search = ["planted"], [0.02, 0.04], 0.01
+        args.data, args.seconds, args.search = ["planted", "planted items"], [0.02, 0.04], 0.01
         args.classes = 2000
     print(machine(), f"torch {torch.__version__}")
     with one_torch_thread():

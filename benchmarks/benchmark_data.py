@@ -455,7 +455,7 @@ def debian_file() -> Path | None:
     return Path(path) if path else None
 
 
-def _debian_packages() -> list[dict[str, str]]:
+def debian_packages() -> list[dict[str, str]]:
     """Return the fields of one package per description."""
     path = debian_file()
     if path is None:
@@ -479,7 +479,7 @@ def _debian_packages() -> list[dict[str, str]]:
 
 
 def _debian_texts(name: str) -> TextData:
-    packages = _debian_packages()
+    packages = debian_packages()
     order = np.random.default_rng(0).permutation(len(packages))
     half = (40_000 + len(order)) // 2
     parts = dict(zip(SPLITS, np.split(order, [40_000, half]), strict=True))

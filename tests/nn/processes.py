@@ -1,4 +1,4 @@
-"""The processes of test_sharded.py: ``python processes.py SIZE FOLDER`` runs every check on SIZE ranks.
+"""The processes of test_sharded.py: ``python processes.py FOLDER SIZE ...`` runs all checks on SIZE ranks.
 
 Each rank writes what failed to ``FOLDER/RANK.json``. Every rank knows all rows, and computes by itself what a
 single process would.
@@ -23,6 +23,7 @@ from torch import nn
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 from torch.distributed.tensor.debug import CommDebugMode
 from torch.nn.parallel import DistributedDataParallel
 
@@ -204,6 +205,26 @@ def check_meshes_that_would_drift_are_refused():
             ShardedExtremeSoftmax(WIDTH, N_CLASSES, group=mesh["tp"])
     with pytest.raises(ValueError, match="would leave one without classes"):
         ShardedExtremeSoftmax(WIDTH, size - 1)
+
+
+def check_an_overflow_on_one_rank_skips_the_step_of_all():
+    """A GradScaler asks its own rank alone, and the others would wait for it in the optimizer."""
+    model, rank = Model(sharded=True), dist.get_rank()
+    optimizer = make_optimizer(model)
+    scaler = ShardedGradScaler("cpu", init_scale=4.0)
+    x, y = (own(table) for table in rows(dist.get_world_size()))
+    before = copy.deepcopy(model.state_dict())
+    for overflows in (True, False):
+        optimizer.zero_grad()
+        scaler.scale(model(x, y)).backward()
+        if overflows and rank == dist.get_world_size() - 1:
+            model.head.bias.grad._values()[0] = torch.inf
+        scaler.unscale_(optimizer)
+        clip_grad_norm_(model.parameters(), 1.0)
+        scaler.step(optimizer)
+        scaler.update()
+        assert scaler.get_scale() == 2.0
+        assert torch.equal(model.head.weight, before["head.weight"].to_local()) == overflows
 
 
 def check_copies_talk_to_the_same_ranks():

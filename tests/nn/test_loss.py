@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from extremax.nn import Draw, FrequencySampler, RowAdagrad, UniformSampler, sampled_softmax_loss
+from extremax.nn.kernels import softmax_in_place
 
 N_CLASSES, WIDTH = 40, 6
 CLOSE = {"rtol": 1e-5, "atol": 1e-6}
@@ -395,3 +396,34 @@ def test_compiled_in_one_graph_agrees(backend, sparse):
     for one, other in zip(eager, in_graph, strict=True):
         assert not other.is_sparse
         torch.testing.assert_close(*(x.to_dense() for x in (one, other)), **CLOSE)
+
+
+def test_ratios_that_do_not_count_are_zero():
+    """Denormal numbers in place of zeros would make the products of a backward pass ten times as slow."""
+    scores = torch.zeros(3, 4)
+    shift = torch.tensor([0.0, -math.inf, -70.0, 1.0])
+    y = torch.tensor([0, -1, -1])
+    softmax_in_place(scores, shift, torch.zeros(3), torch.tensor([0, 1, 2, 3]), y)
+    assert torch.equal(scores[:, 1:3], torch.zeros(3, 2))
+    assert scores[0, 0] == 0.0 < scores[1, 0]
+
+
+@pytest.mark.reference
+def test_torch_func_derives_the_loss():
+    """Its gradients are those of autograd, and those of single rows those of a loop."""
+    hidden, weight, bias, target = problem()
+    sampler = UniformSampler(N_CLASSES, N_CLASSES)
+
+    def loss(weight, h, y):
+        return sampled_softmax_loss(h, weight, bias, y, sampler)
+
+    weight.requires_grad_()
+    (expected,) = torch.autograd.grad(loss(weight, hidden, target), weight)
+    weight = weight.detach()
+    torch.testing.assert_close(torch.func.grad(loss)(weight, hidden, target), expected)
+    torch.testing.assert_close(torch.func.jacrev(loss)(weight, hidden, target), expected)
+    _, slope = torch.func.jvp(lambda w: loss(w, hidden, target), (weight,), (weight,))
+    torch.testing.assert_close(slope, (weight * expected).sum(), rtol=1e-4, atol=1e-6)
+    by_row = torch.func.vmap(torch.func.grad(loss), (None, 0, 0), randomness="different")
+    found = by_row(weight, hidden[:, None], target[:, None])
+    torch.testing.assert_close(found.mean(0), expected, rtol=1e-4, atol=1e-6)

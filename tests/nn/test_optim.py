@@ -17,6 +17,7 @@ from extremax.nn import (
     clip_grad_norm_,
     make_optimizer,
 )
+from extremax.nn.kernels import softmax_in_place
 from extremax.nn.optim import _inverse_root
 
 N_CLASSES, WIDTH = 60, 8
@@ -459,3 +460,26 @@ def test_many_classes_are_learned():
     test = centers + 0.3 * torch.randn(n_classes, width)
     right = head.predict(model["encoder"](test)) == torch.arange(n_classes)
     assert float(right.float().mean()) > 0.8
+
+
+@pytest.mark.invariance
+def test_number_of_threads_changes_rounding_alone():
+    """torch's own products and sums differ in their last bits; the softmax of the loss does not at all."""
+    generator = torch.Generator().manual_seed(3)
+    scores, shift = torch.randn(300, 90, generator=generator), torch.randn(90, generator=generator)
+    own, y = torch.randn(300, generator=generator), torch.arange(300) % 100
+    ratios, weights, n_threads = [], [], torch.get_num_threads()
+    try:
+        for n in (1, 2, 4):
+            torch.set_num_threads(n)
+            table = scores.clone()
+            log_sum = softmax_in_place(table, shift, own, torch.arange(90), y)
+            ratios.append(torch.cat([table.flatten(), log_sum]))
+            model = Model()
+            train(model, make_optimizer(model))
+            weights.append(model.head.weight.detach())
+    finally:
+        torch.set_num_threads(n_threads)
+    assert all(torch.equal(ratios[0], other) for other in ratios)
+    torch.testing.assert_close(weights[0], weights[1], rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(weights[0], weights[2], rtol=1e-4, atol=1e-5)

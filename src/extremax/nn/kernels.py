@@ -14,6 +14,7 @@ from extremax.kernels.math import exp32
 from extremax.runtime.threads import run, split
 
 _ROW_BLOCK = 64  # rows of one task
+_LEAST = np.float32(-60.0)  # below, exp is 0: denormal ratios would make products ten times as slow
 
 
 def masked_log_sum(
@@ -24,6 +25,8 @@ def masked_log_sum(
     The only numbers that are kept for the backward pass beside the arguments are the ratios (n, K) of the
     summands to the sum.
     """
+    if torch._C._are_functorch_transforms_active():  # torch.func derives plain torch alone
+        return _compose(h, columns, shift, own, classes, y)
     out: Tensor = _MaskedLogSum.apply(h, columns, shift, own, classes, y)  # type: ignore[no-untyped-call]
     return out
 
@@ -108,7 +111,8 @@ def _softmax_rows(scores, shift, own, classes, y, log_sum, start, stop):  # type
             continue
         total = exp32(own[i] - top)
         for j in range(width):
-            e = exp32(row[j] - top)
+            s = row[j] - top
+            e = exp32(s) if s > _LEAST else np.float32(0.0)
             row[j] = e
             total += e
         log_sum[i] = np.float32(np.log(np.float64(total))) + top
