@@ -186,7 +186,9 @@ def _learn(rows: Rows, features: FeaturesConfig, n_jobs: int | None, log: Log) -
     from extremax.nn.hidden_layer import learn_features
 
     if sp.issparse(rows.X["train"]):
-        raise ValueError("features.kind is 'learned', but the rows are sparse; it is for texts and dense rows.")
+        raise ValueError(
+            "features.kind is 'learned', but the rows are sparse; it is for texts and dense rows."
+        )
     log(f"training a hidden layer of {features.n_components} units on {len(rows.y['train']):,} rows")
     before = time.process_time()
     X = learn_features(

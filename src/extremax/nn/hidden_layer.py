@@ -50,7 +50,9 @@ def learn_features(
     try:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            return _learn({split: np.asarray(rows, np.float32) for split, rows in X.items()}, y, n_units, n_epochs)
+            return _learn(
+                {split: np.asarray(rows, np.float32) for split, rows in X.items()}, y, n_units, n_epochs
+            )
     finally:
         torch.set_num_threads(threads)
 
@@ -61,7 +63,9 @@ def _learn(X: dict[str, Any], y: Any, n_units: int, n_epochs: int) -> dict[str, 
     network = _Network(X["train"].shape[1], n_units, torch.bincount(labels))
     optimizer = make_optimizer(network)
     n_steps = n_epochs * -(-len(labels) // _BATCH_ROWS)
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: max(1.0 - step / n_steps, _LAST_RATE))
+    schedule = torch.optim.lr_scheduler.LambdaLR(
+        optimizer, lambda step: max(1.0 - step / n_steps, _LAST_RATE)
+    )
     inputs = torch.from_numpy(X["train"])
     for _ in range(n_epochs):
         for rows in torch.randperm(len(labels)).split(_BATCH_ROWS):  # type: ignore[no-untyped-call]

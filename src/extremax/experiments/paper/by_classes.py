@@ -75,10 +75,10 @@ def describe_plan(sizes: Sequence[int], features: Sequence[str], n_methods: int,
     seconds = sum(_FORMS * size * _ROW_SECONDS + size * 3000 * _SCORE_SECONDS * 1e-3 for size in sizes)
     minutes = seconds * len(features) * n_seeds * n_methods / len(FIGURE_1) / 60
     source = source_files("polish-nouns")[0].name
+    listed = ", ".join(f"{size:,}" for size in sizes)
     return [
         f"reads {source} of spacy-lookups-data; features: {', '.join(features)}",
-        f"{', '.join(f'{size:,}' for size in sizes)} lemmas with {n_methods} methods take about"
-        f" {minutes:.0f} minutes of processor time",
+        f"{listed} lemmas with {n_methods} methods take about {minutes:.0f} minutes of processor time",
         f"memory: about {format_bytes(memory)}; {format_bytes(available_memory())} are free",
     ]
 

@@ -55,7 +55,13 @@ SOFTMAX_LIMIT = 2e12
 ALL_METHODS = (*FIGURE_1, "softmax")
 _PAPER_RATES = LEARNING_RATES[:5]  # section 5: 0.0003 to 0.03; the appendix goes on to 10 for softmax
 _PRIOR_VARIANCES = (0.1, 1.0, 10.0, 100.0, 1000.0)  # Table 1 has 0.1, 1 and 10
-_TREE_PARAMETERS = ("tree_fit", "tree_components", "tree_regularization", "whiten_components", "scale_features")
+_TREE_PARAMETERS = (
+    "tree_fit",
+    "tree_components",
+    "tree_regularization",
+    "whiten_components",
+    "scale_features",
+)
 _ROWS = {"accuracy": 0, "log_likelihood": 1}  # of the files of test rows
 
 
@@ -253,7 +259,9 @@ def tune_method(name: str, recipe: Recipe, task: _Task) -> list[Recipe]:
         "readings": _readings(result.trials),
     }
     write_json(folder / "result.json", figures)
-    ranked = sorted(result.trials, key=lambda trial: -1.0 if trial.score is None else trial.score, reverse=True)
+    ranked = sorted(
+        result.trials, key=lambda trial: -1.0 if trial.score is None else trial.score, reverse=True
+    )
     return [recipe.with_model(**trial.parameters) for trial in ranked[: task.n_finalists]]
 
 
