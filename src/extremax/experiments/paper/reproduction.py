@@ -177,7 +177,7 @@ def _tuned(name: str, recipe: Recipe, task: _Task) -> Recipe:
 
 
 def _run_finalists(name: str, finalists: Sequence[Recipe], task: _Task) -> Recipe:
-    """Run some recipes with the first seed; keep the run that is best on validation rows, return its recipe."""
+    """Run recipes with the first seed; keep the run that validation rows prefer, and return its recipe."""
     scores = []
     for place, recipe in enumerate(finalists):
         task.log(f"running {METHODS[name].label}, finalist {place + 1} of {len(finalists)}")
