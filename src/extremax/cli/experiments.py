@@ -177,7 +177,8 @@ def reproduce(  # noqa: PLR0913 (the parameters are the options)
     if finalists is not None:
         options["n_finalists"] = finalists
     if data == "lemmas":
-        chosen = {name: given for name, given in (("sizes", sizes), ("features", features)) if given}
+        chosen: dict[str, Any] = {"sizes": sizes, "features": features}
+        chosen = {name: given for name, given in chosen.items() if given}
         reproduce_lemmas(folder, **chosen, **options)
         terminal.write((folder / f"by-classes.{'json' if as_json else 'md'}").read_text())
         return
