@@ -32,7 +32,7 @@ SATELLITES: dict[str, set[str]] = {
     "report": {"report.drift"},
     "report.drift": {"report"},
     "serve": {"report"},
-    "experiments": {"report"},
+    "experiments": {"report", "nn"},  # features learned by a network
     "cli": {"experiments", "report", "serve"},
     "__init__": {"report"},
     "__main__": {"cli"},

@@ -275,7 +275,7 @@ class TreeTuningConfig:
 
     grid: tuple[float, ...] = (0.01, 0.1, 1.0, 10.0, 100.0, 1e4)  # the largest leaves the class frequencies
     held_out: float = 0.1  # fraction of the rows that choose
-    sample_rows: int = 120_000  # rows; enough to rank penalties, more only cost time
+    sample_rows: int = 30_000  # rows; enough to rank penalties, more only cost time
     structure_regularization: float = 0.3  # while the structure is fitted
     bias_regularization: float = 1.0  # of all fits: biases are class frequencies, which need little shrinkage
     top_levels: int = 6  # levels decided by a sample of rows; deeper ones by a sample of subtrees

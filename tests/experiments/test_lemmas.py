@@ -8,11 +8,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
+from extremax.cli.app import app
 from extremax.data import DataFileError
 from extremax.experiments import catalog, lemmas
 from extremax.experiments.catalog import load_named, source_files
 from extremax.experiments.methods import FIGURE_1
+from extremax.experiments.paper import by_classes
+from extremax.experiments.paper.by_classes import lemma_recipe, reproduce_lemmas
 from extremax.experiments.paper.reproduction import recipe_for
 from extremax.experiments.recipe import find_recipe, load_recipe
 from extremax.experiments.rows import load_rows
@@ -108,10 +112,52 @@ def test_subsets_are_nested_and_whole(table: Path, monkeypatch: pytest.MonkeyPat
     assert set(few.train.y) < set(more.train.y)
     whole = load_named("polish-nouns")
     assert few.test.n_samples == np.isin(whole.test.y, np.unique(few.train.y)).sum()
-    recipe = recipe_for("lemmas-16000", "nce_from_zero")
-    assert (recipe.data.name, recipe.model["solver"], recipe.model["n_epochs"]) == (
-        "lemmas-16000",
-        "nce_from_zero",
-        30,
-    )
-    assert recipe_for("lemmas-16000", "uniform").model["n_epochs"] == 150
+
+
+def test_lemma_recipes_differ_by_method_alone() -> None:
+    recipes = [lemma_recipe(5000, "learned", method) for method in FIGURE_1]
+    assert len({(recipe.data, recipe.features, recipe.evaluation) for recipe in recipes}) == 1
+    assert [recipe.model["n_epochs"] for recipe in recipes] == [30, 150, 150, 30, 30, 150, 150]
+    for recipe in recipes:
+        sizes = [len(values) for values in recipe.search.space.values() if isinstance(values, list)]
+        assert np.prod(sizes) == by_classes.N_TRIALS
+
+
+def test_command_compares_by_number_of_classes(
+    table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Learned and other features, from the word forms to the table; the second call repeats nothing."""
+    pytest.importorskip("torch")
+    pytest.importorskip("optuna")
+    monkeypatch.setitem(catalog.LEMMA_SUBSETS, "lemmas-5000", 20)
+    monkeypatch.setattr(by_classes, "N_FEATURES", 16)
+    out = tmp_path / "out"
+    arguments = ["reproduce", "lemmas", "--lemmas", "5000", "--out", str(out), "--threads", "1"]
+    arguments += ["--trials", "2", "-m", "adversarial", "-m", "uniform"]
+    done = CliRunner().invoke(app, arguments)
+    assert done.exit_code == 0, done.stderr
+    told = done.stderr.splitlines()
+    assert "spacy-lookups-data" in told[0]
+    assert "minutes of processor time" in told[1]
+    assert told[2].startswith("memory: about")
+    assert any("learned the features in" in line for line in told)
+    rows = [line.split(" | ")[:3] for line in done.stdout.splitlines() if "uniform" in line]
+    assert rows == [[f"| {kind}", "5,000", "uniform neg. sampling"] for kind in ("learned", "text")]
+    content = json.loads((out / "by-classes.json").read_text())
+    assert [part["features"] for part in content] == ["learned", "text"]
+    assert set(content[0]["factors"]["uniform"]) == set(by_classes.UNITS)
+    assert (out / "by-classes.svg").exists()
+    curve = (out / "learned/5000/runs/uniform/seed-0/curve.jsonl").read_text().splitlines()
+    assert [json.loads(line)["epoch"] for line in curve][:5] == [0, 1, 2, 4, 8]
+    done = CliRunner().invoke(app, arguments)
+    assert "epoch" not in done.stderr
+    assert "is finished already" in done.stderr
+
+
+def test_unknown_sizes_and_features_reject(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="sizes has 7; use some of 5000, 16000, 50000"):
+        reproduce_lemmas(tmp_path, sizes=[7])
+    with pytest.raises(ValueError, match="features has 'svd'; use some of learned, text"):
+        reproduce_lemmas(tmp_path, features=["svd"])
+    with pytest.raises(ValueError, match="methods must contain 'adversarial'"):
+        reproduce_lemmas(tmp_path, methods=["uniform"])

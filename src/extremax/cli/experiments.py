@@ -117,7 +117,21 @@ def reproduce(  # noqa: PLR0913 (the parameters are the options)
     trials: Annotated[
         int, typer.Option(min=0, help="Trials of each method on validation rows; 0: the recipes as they are.")
     ] = 0,
+    finalists: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Best trials that run to the end; validation rows choose one.",
+            show_default="1; lemmas: 2",
+        ),
+    ] = None,
     seeds: Annotated[int, typer.Option(min=1, help="Runs of each method, with seeds 0, 1, ...")] = 1,
+    sizes: Annotated[
+        list[int] | None, typer.Option("--lemmas", help="For lemmas: 5000, 16000 or 50000; may be repeated.")
+    ] = None,
+    features: Annotated[
+        list[str] | None, typer.Option(help="For lemmas: learned or text; may be repeated.")
+    ] = None,
     cpu: Annotated[
         bool,
         typer.Option(
@@ -141,7 +155,8 @@ def reproduce(  # noqa: PLR0913 (the parameters are the options)
     interrupted.
     """
     from extremax.experiments.paper import reproduce as reproduce_paper
-    from extremax.experiments.paper.reproduction import ALL_METHODS, reproduce_lemmas
+    from extremax.experiments.paper.by_classes import reproduce_lemmas
+    from extremax.experiments.paper.reproduction import ALL_METHODS
 
     terminal.set_quiet(quiet)
     for name in methods or ():
@@ -159,14 +174,13 @@ def reproduce(  # noqa: PLR0913 (the parameters are the options)
         "log": terminal.log,
         "on_point": _show_point,
     }
+    if finalists is not None:
+        options["n_finalists"] = finalists
     if data == "lemmas":
-        found = reproduce_lemmas(folder, **options)
-        if as_json:
-            terminal.show_json(
-                {size: {k: v.as_dict() for k, v in r.outcomes.items()} for size, r in found.items()}
-            )
-            return
-        terminal.write((folder / "by-classes.md").read_text())
+        chosen: dict[str, Any] = {"sizes": sizes, "features": features}
+        chosen = {name: given for name, given in chosen.items() if given}
+        reproduce_lemmas(folder, **chosen, **options)
+        terminal.write((folder / f"by-classes.{'json' if as_json else 'md'}").read_text())
         return
     result = reproduce_paper(data, folder, **options)
     if as_json:

@@ -1,4 +1,4 @@
-"""``extremax theory``: signal-to-noise ratios at the optimum and along training, as tables and a figure."""
+"""``extremax theory``: signal-to-noise ratios at the optimum, as tables and a figure."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ class Data(StrEnum):
 
     planted = "planted"
     icd10cm = "icd10cm"
-    eurlex57k = "eurlex57k"
 
 
 def theory(
@@ -25,23 +24,15 @@ def theory(
         Data,
         typer.Option(
             "--data",
-            help="planted: a hierarchy whose p_D is known; icd10cm: real texts, p_D by a classifier;"
-            " eurlex57k: with --training alone.",
+            help="planted: a hierarchy whose p_D is known; icd10cm: real texts, p_D by a classifier.",
         ),
     ] = Data.planted,
-    training: Annotated[
-        bool,
-        typer.Option(
-            "--training",
-            help="Measure the ratio along training with each noise and the default, and what is learned.",
-        ),
-    ] = False,
     figure: Annotated[
         Path | None,
         typer.Option(
             "--figure",
             metavar="FILE",
-            help="Draw SNR against the weight of p_D, or along training: .png, .svg or .pdf.",
+            help="Draw SNR against the weight of p_D: .png, .svg or .pdf.",
         ),
     ] = None,
     seed: Seed = 0,
@@ -55,45 +46,19 @@ def theory(
     Second table: the same ratio on many classes, relative to the best one (p_n = p_D), with the overlap of
     p_n and p_D on which it depends, the divergence of p_n from p_D in nats, and the mean log-likelihood of
     the rows' labels.
-
-    With --training there is another table: at fixed numbers of training rows, the ratio estimated from
-    gradients of minibatches, and the log-likelihood of validation rows.
     """
     terminal.set_quiet(quiet)
     if figure is not None:
         if figure.suffix.lower() not in (".png", ".svg", ".pdf"):
             raise typer.BadParameter(f"--figure {figure}: the name must end in .png, .svg or .pdf.")
         terminal.check_file(figure)
-    if data is Data.eurlex57k and not training:
-        raise typer.BadParameter("--data eurlex57k: there is only its --training; add it, or use icd10cm.")
-    study: Any = _training_study(data, seed, threads, as_json) if training else None
-    if study is None:
-        study = _study(data, seed, threads, as_json)
+    study = _study(data, seed, threads, as_json)
     if figure is not None:
         from extremax.experiments.paper import theory_figure
 
-        draw = theory_figure.draw_training if training else theory_figure.draw_study
         with terminal.atomic_file(figure) as file:
-            draw(study).savefig(file, format=figure.suffix.lower().removeprefix("."))
+            theory_figure.draw_study(study).savefig(file, format=figure.suffix.lower().removeprefix("."))
         terminal.log(f"wrote {figure}")
-
-
-def _training_study(data: Data, seed: int | None, threads: int | None, as_json: bool) -> Any:
-    """Print what is measured along training."""
-    from extremax.experiments.paper.training_study import training_study
-
-    study = training_study(data.value, seed=seed or 0, n_jobs=threads, log=terminal.log)
-    if as_json:
-        terminal.show_json(study.as_dict())
-        return study
-    columns = ["method", "samples", "SNR of a row", "standard error"]
-    rows = [
-        [p.method, p.samples, f"{p.ratio:.3g}", f"{p.error:.1g}", p.log_likelihood, p.accuracy]
-        for p in study.points
-    ]
-    title = f"{study.data}: {study.n_rows:,} training rows, {study.n_classes:,} classes"
-    terminal.print_table([*columns, "valid log-likelihood", "valid accuracy"], rows, title=title)
-    return study
 
 
 def _study(data: Data, seed: int | None, threads: int | None, as_json: bool) -> Any:

@@ -27,17 +27,20 @@ from extremax.scores import summarize
 from extremax.types import Float32
 
 Point: TypeAlias = dict[str, Any]
+PLATEAU = 0.02  # relative gain over a doubling of epochs below which accuracy no longer rises
 
 
 @dataclass(frozen=True)
 class Schedule:
     """Numbers of training rows at which points are due: ``first_samples * 10 ** (i / points_per_decade)``."""
 
-    first_samples: int
-    points_per_decade: int
+    first_samples: float
+    points_per_decade: float
 
     @classmethod
-    def of(cls, evaluation: EvaluationConfig) -> Schedule:
+    def of(cls, evaluation: EvaluationConfig, n_rows: int) -> Schedule:
+        if evaluation.until_plateau:
+            return cls(n_rows, 1.0 / math.log10(2.0))
         return cls(evaluation.first_samples, evaluation.points_per_decade)
 
     def next_after(self, samples: float) -> float:
@@ -52,7 +55,7 @@ class Schedule:
             return float(self.first_samples)
         # 1e-9: rounding may put a number of the grid just before itself
         step = math.floor(self.points_per_decade * math.log10(samples / self.first_samples) + 1e-9) + 1
-        return float(self.first_samples * 10.0 ** (step / self.points_per_decade))
+        return round(float(self.first_samples * 10.0 ** (step / self.points_per_decade)), 3)
 
 
 class Evaluator:
@@ -122,6 +125,14 @@ def read_curve(path: Path) -> list[Point]:
                 f"{path}, line {number}: not JSON; delete the run's folder and start it again."
             ) from None
     return points
+
+
+def gain_of_last_doubling(points: Sequence[Point]) -> float:
+    """Return the relative gain of validation accuracy from half of the epochs to the end."""
+    last = points[-1]
+    half = [point for point in points if point["epoch"] <= last["epoch"] / 2]
+    before = half[-1]["valid_accuracy"] if half else 0.0
+    return float((last["valid_accuracy"] - before) / max(last["valid_accuracy"], 1e-12))
 
 
 def best_point(points: Sequence[Point], figure: str) -> Point:

@@ -100,15 +100,19 @@ class FeaturesConfig(_Section, frozen=True):
     kind
         "given" takes the numbers of the file; "text" reduces `NgramFeatures` of texts by a truncated SVD;
         "tfidf" weights sparse counts and reduces them by a truncated SVD, "tfidf_pca" by principal
-        components; "auto" is "text" for texts, otherwise "given".
+        components; "auto" is "text" for texts, otherwise "given"; "learned" is the hidden layer of a network
+        that is trained on the "auto" features of the training rows, for the same labels.
     n_components
-        Number of "text", "tfidf" and "tfidf_pca" features.
+        Number of features, other than "given" ones.
+    svd_rows
+        Training texts that a truncated SVD is fitted to at most, a random sample; all unless given.
     word_ngrams
         Longest run of words of "text" features; 0 for character n-grams alone.
     """
 
-    kind: Literal["auto", "given", "text", "tfidf", "tfidf_pca"] = "auto"
+    kind: Literal["auto", "given", "text", "tfidf", "tfidf_pca", "learned"] = "auto"
     n_components: Count = 512
+    svd_rows: Count | None = None
     word_ngrams: Annotated[int, msgspec.Meta(ge=0, le=8)] = 2
 
 
@@ -125,6 +129,9 @@ class EvaluationConfig(_Section, frozen=True):
     max_seconds
         Training ends with the epoch in which the clock passes this; the model then depends on the speed of
         the machine.
+    until_plateau
+        Points lie at 1, 2, 4, ... epochs instead, and training ends at the one where the last doubling gained
+        less than 2% of validation accuracy, after 8 epochs at the earliest.
     seed
         Seed of the samples.
     """
@@ -134,6 +141,7 @@ class EvaluationConfig(_Section, frozen=True):
     valid_rows: Count = 10_000
     test_rows: Count = 10_000
     max_seconds: Annotated[float, msgspec.Meta(gt=0.0)] | None = None
+    until_plateau: bool = False
     seed: Seed = 0
 
 

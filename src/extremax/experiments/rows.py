@@ -6,7 +6,9 @@ Features depend only on the recipe and its files, so they are computed once and 
 
 from __future__ import annotations
 
+import dataclasses
 import os
+import time
 import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -18,6 +20,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import scipy.sparse as sp
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from extremax.data.dataset import Dataset
@@ -29,13 +32,14 @@ from extremax.features.ngrams import NgramFeatures
 from extremax.features.pca import PCA
 from extremax.runtime.atomic_files import stage_of
 from extremax.runtime.products import one_blas_thread
+from extremax.runtime.threads import resolve_threads
 from extremax.types import Int32, Int64
 from extremax.validation.features import check_features
 from extremax.validation.labels import LabelIndex, encode_labels
 
 Log = Callable[[str], None]
 SPLITS = ("train", "valid", "test")
-_VERSION = 2  # raised when features are computed differently, so that older caches are not found
+_VERSION = 3  # raised when features are computed differently, so that older caches are not found
 
 
 @dataclass(frozen=True)
@@ -52,6 +56,8 @@ class Rows:
         Label of each class id.
     n_left_out
         By split, the number of rows whose class has no training row.
+    feature_seconds
+        Processor time of the hidden layer of "learned" features.
     """
 
     name: str
@@ -59,6 +65,7 @@ class Rows:
     y: dict[str, Int32] = field(repr=False)
     classes: NDArray[Any] = field(repr=False)
     n_left_out: dict[str, int]
+    feature_seconds: float = 0.0
 
     @property
     def n_classes(self) -> int:
@@ -71,6 +78,7 @@ class Rows:
             "n_features": int(self.X["train"].shape[1]),
             "n_classes": self.n_classes,
             "n_left_out": self.n_left_out,
+            "feature_seconds": self.feature_seconds,
         }
 
     def sample(self, split: str, at_most: int, seed: int) -> Examples:
@@ -98,6 +106,11 @@ def load_rows(
         pass
     except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
         log(f"the cache is written again: {error}")
+    if recipe.features.kind == "learned":
+        plain = replace(recipe, features=replace(recipe.features, kind="auto"))
+        rows = _learn(load_rows(plain, n_jobs=n_jobs, log=log, cache=cache), recipe.features, n_jobs, log)
+        _write(kept, rows, log)
+        return rows
     log(f"reading {title}")
     parts = _load(recipe.data)
     for split, part in parts.items():
@@ -168,6 +181,24 @@ def _rows_of(data: Dataset, rows: Int64) -> Dataset:
 # -- features
 
 
+def _learn(rows: Rows, features: FeaturesConfig, n_jobs: int | None, log: Log) -> Rows:
+    """Return the rows with the features of a hidden layer."""
+    from extremax.nn.hidden_layer import learn_features
+
+    if sp.issparse(rows.X["train"]):
+        raise ValueError(
+            "features.kind is 'learned', but the rows are sparse; it is for texts and dense rows."
+        )
+    log(f"training a hidden layer of {features.n_components} units on {len(rows.y['train']):,} rows")
+    before = time.process_time()
+    X = learn_features(
+        rows.X, rows.y["train"], n_units=features.n_components, n_threads=resolve_threads(n_jobs)
+    )
+    seconds = time.process_time() - before
+    log(f"learned the features in {seconds:.0f} s of processor time")
+    return dataclasses.replace(rows, X=X, feature_seconds=seconds)
+
+
 def dense_text_features(n_components: int, *, word_ngrams: int = 2, seed: int = 0) -> Any:
     """Return a transformer of texts to rows of unit length: n-grams, then a truncated SVD."""
     from sklearn.decomposition import TruncatedSVD
@@ -207,8 +238,12 @@ def _features(
             pca = PCA.fit(X["train"], features.n_components, max_rows=None, n_jobs=n_jobs)
             return {split: pca.transform(part, n_jobs=n_jobs) for split, part in X.items()}
         make = TruncatedSVD(features.n_components, random_state=0)
+    fitted = X["train"]
+    if features.svd_rows is not None and parts["train"].n_samples > features.svd_rows:
+        chosen = np.random.default_rng(0).choice(parts["train"].n_samples, features.svd_rows, replace=False)
+        fitted = [fitted[i] for i in chosen] if texts else fitted[chosen]
     with one_blas_thread():  # the same bits at any thread count
-        make.fit(X["train"])
+        make.fit(fitted)
         return {split: np.asarray(make.transform(part), np.float32) for split, part in X.items()}
 
 
@@ -233,6 +268,7 @@ def _key(recipe: Recipe) -> str:
 
 def _write(path: Path, rows: Rows, log: Log) -> None:
     arrays: dict[str, Any] = {"n_features": rows.X["train"].shape[1], "classes": rows.classes}
+    arrays["feature_seconds"] = rows.feature_seconds
     for split in SPLITS:
         X = rows.X[split]
         parts = {"data": X.data, "indices": X.indices, "indptr": X.indptr} if sp.issparse(X) else {"dense": X}
@@ -264,4 +300,4 @@ def _read(path: Path, name: str) -> Rows:
             X[split] = sp.csr_matrix(parts, shape=(len(parts[2]) - 1, int(arrays["n_features"])))
     y = {split: arrays[f"{split}.y"] for split in SPLITS}
     left_out = {split: int(arrays[f"{split}.left_out"]) for split in SPLITS}
-    return Rows(name, X, y, arrays["classes"], left_out)
+    return Rows(name, X, y, arrays["classes"], left_out, float(arrays["feature_seconds"]))

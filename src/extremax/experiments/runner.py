@@ -33,7 +33,15 @@ import scipy.sparse as sp
 
 from extremax.classifier import ExtremeClassifier
 from extremax.errors import TrainingInterruptedWarning
-from extremax.experiments.curve import CurveFile, Evaluator, Point, Schedule, best_point
+from extremax.experiments.curve import (
+    PLATEAU,
+    CurveFile,
+    Evaluator,
+    Point,
+    Schedule,
+    best_point,
+    gain_of_last_doubling,
+)
 from extremax.experiments.machine import environment
 from extremax.experiments.methods import make_classifier, method_of
 from extremax.experiments.recipe import EvaluationConfig, Recipe, resolve
@@ -48,6 +56,7 @@ from extremax.text import load_model
 from extremax.types import Float32
 
 OnPoint = Callable[[Point], None]
+_FIRST_PLATEAU = 8  # epochs: a method may begin slowly
 _LONG_COMPILATION = 5.0  # seconds of compilation that are worth a message
 
 
@@ -197,7 +206,8 @@ class RunWatcher(Watcher):
     ) -> None:
         self.clf, self.folder, self.evaluate, self.n_rows = clf, folder, evaluate, n_rows
         self.patience, self.max_seconds, self.options = patience, evaluation.max_seconds, options
-        self.schedule = Schedule.of(evaluation)
+        self.schedule = Schedule.of(evaluation, n_rows)
+        self.until_plateau = evaluation.until_plateau
         self.curve = CurveFile(folder / "curve.jsonl")
         self.saved_at = time.perf_counter()
         self.evaluated_before, self.due, self.finished = 0.0, 0.0, False
@@ -244,6 +254,8 @@ class RunWatcher(Watcher):
             point = self._add_point(record, samples, self.clf.model_)
             if self.patience is not None:
                 stop |= self._keep_best(point, record["epoch"], self.patience)
+            if self.until_plateau and record["epoch"] >= _FIRST_PLATEAU:
+                stop |= gain_of_last_doubling(self.curve.points) < PLATEAU
         self.finished = stop
         if not self.options.keep_model and (stop or record["epoch"] == self.clf.choices_["n_epochs"]):
             self.close(record)

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from scipy.special import stdtrit
 
-from extremax.experiments.curve import Point, best_point
+from extremax.experiments.curve import PLATEAU, Point, best_point, gain_of_last_doubling
 from extremax.experiments.methods import BASELINES, METHODS, PROPOSED
 from extremax.types import Float64
 
@@ -46,7 +46,6 @@ FIGURES = ("accuracy", "log_likelihood")
 ORDER_OF_MAGNITUDE = 10.0
 _TIMING_ERROR = 0.05  # processor times of the same work differ by as much
 _NORMAL = 1.959964  # 97.5% quantile of the normal distribution
-_STILL_RISING = 0.02  # relative gain of accuracy over the last doubling of samples
 
 
 @dataclass(frozen=True)
@@ -101,17 +100,11 @@ class Outcome:
 
     def gain_of_last_doubling(self) -> float:
         """Return the relative gain of validation accuracy from half of the samples to the end."""
-        gains = []
-        for run in self.runs:
-            last = run.points[-1]
-            half = [point for point in run.points if point["epoch"] <= last["epoch"] / 2]
-            before = half[-1]["valid_accuracy"] if half else 0.0
-            gains.append((last["valid_accuracy"] - before) / max(last["valid_accuracy"], 1e-12))
-        return float(np.mean(gains))
+        return float(np.mean([gain_of_last_doubling(run.points) for run in self.runs]))
 
     def still_rises(self) -> bool:
         """Tell whether the curve ends before its plateau."""
-        return self.gain_of_last_doubling() > _STILL_RISING
+        return self.gain_of_last_doubling() > PLATEAU
 
     def as_dict(self) -> dict[str, Any]:
         """Return the figures as JSON can hold them."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,24 +21,20 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from extremax.experiments.catalog import LEMMA_SUBSETS
 from extremax.experiments.curve import best_point, read_curve
 from extremax.experiments.figures import describe_data, plot, read_run
-from extremax.experiments.methods import BASELINES, FIGURE_1, METHODS, PROPOSED
+from extremax.experiments.methods import FIGURE_1, METHODS
 from extremax.experiments.paper.claims import (
     FIGURES,
     Outcome,
     RunResult,
-    Speed,
     Verdict,
     check_claims,
-    compare_speed,
 )
 from extremax.experiments.paper.plan import describe_needs
 from extremax.experiments.paper.report import ReportData, SearchFigures, write_report
 from extremax.experiments.recipe import (
     DataConfig,
-    EvaluationConfig,
     FeaturesConfig,
     Recipe,
     find_recipe,
@@ -48,7 +45,7 @@ from extremax.experiments.recipe import (
 from extremax.experiments.rows import Log, Rows, load_rows
 from extremax.experiments.runner import OnPoint, read_test_rows, run
 from extremax.experiments.shared_noise import FittedNoise, fit_shared_noise
-from extremax.experiments.tuning import LEARNING_RATES, SearchResult, Trial, default_space, tune
+from extremax.experiments.tuning import LEARNING_RATES, Trial, default_space, tune
 from extremax.runtime.atomic_files import write_json, write_text
 from extremax.types import Float64
 
@@ -58,7 +55,13 @@ SOFTMAX_LIMIT = 2e12
 ALL_METHODS = (*FIGURE_1, "softmax")
 _PAPER_RATES = LEARNING_RATES[:5]  # section 5: 0.0003 to 0.03; the appendix goes on to 10 for softmax
 _PRIOR_VARIANCES = (0.1, 1.0, 10.0, 100.0, 1000.0)  # Table 1 has 0.1, 1 and 10
-_TREE_PARAMETERS = ("tree_components", "tree_regularization", "whiten_components", "scale_features")
+_TREE_PARAMETERS = (
+    "tree_fit",
+    "tree_components",
+    "tree_regularization",
+    "whiten_components",
+    "scale_features",
+)
 _ROWS = {"accuracy": 0, "log_likelihood": 1}  # of the files of test rows
 
 
@@ -80,6 +83,7 @@ class _Task:
     folder: Path
     rows: Rows
     n_trials: int
+    n_finalists: int
     n_seeds: int
     max_seconds: float | None
     clock: str
@@ -94,7 +98,9 @@ def reproduce(  # noqa: PLR0913 (the parameters are the API)
     out: str | os.PathLike[str],
     *,
     methods: Sequence[str] = (),
+    recipes: Mapping[str, Recipe] | None = None,
     n_trials: int = 0,
+    n_finalists: int = 1,
     n_seeds: int = 1,
     max_seconds: float | None = None,
     clock: str = "cpu_seconds",
@@ -114,9 +120,13 @@ def reproduce(  # noqa: PLR0913 (the parameters are the API)
     methods : sequence of str, optional
         Some of ``adversarial, uniform, frequency, nce_from_zero, nce, augment_reduce, one_vs_each,
         softmax``; by default all, softmax only where an epoch of it takes minutes at most.
+    recipes : mapping of str to Recipe, optional
+        Recipe of each method, with a grid in ``[search]``, instead of that of its name and the paper's grid.
     n_trials : int
         Trials of each method on validation rows, over the paper's grid; 0 takes the recipes as they are. A
         trial has the epochs of ``[search]`` in the recipe.
+    n_finalists : int
+        Best trials that are run to the end, of which validation rows choose one.
     n_seeds : int
         Runs of each method with its best parameters, with seeds 0, 1, ...
     max_seconds : float, optional
@@ -135,39 +145,55 @@ def reproduce(  # noqa: PLR0913 (the parameters are the API)
         raise ValueError(
             f"{unknown[0]!r} is not a method of the comparison; there are {', '.join(ALL_METHODS)}."
         )
-    recipes = {name: recipe_for(data, name) for name in methods or ALL_METHODS}
+    if recipes is None:
+        recipes = {name: recipe_for(data, name) for name in methods or ALL_METHODS}
     compared = {name: recipe for name, recipe in recipes.items() if methods or name != "softmax"}
     for line in describe_needs(data, compared):
         log(line)
     rows = load_rows(next(iter(recipes.values())), n_jobs=n_jobs, log=log)
-    if not methods and softmax_work(rows) > SOFTMAX_LIMIT:
+    if not methods and "softmax" in recipes and softmax_work(rows) > SOFTMAX_LIMIT:
         log("full softmax is left out: an epoch would take too long on this data set")
-        del recipes["softmax"]
-    task = _Task(Path(out), rows, n_trials, n_seeds, max_seconds, clock, n_jobs, log, on_point)
+        recipes = {name: recipe for name, recipe in recipes.items() if name != "softmax"}
+    task = _Task(Path(out), rows, n_trials, n_finalists, n_seeds, max_seconds, clock, n_jobs, log, on_point)
     tuned = {name: _tuned(name, recipe, task) for name, recipe in recipes.items()}
     for seed in range(n_seeds):  # a comparison that is cut off has fewer seeds, not fewer methods
         for name, recipe in tuned.items():
             log(f"running {METHODS[name].label}, seed {seed}")
-            _run_seed(name, recipe, seed, task)
+            folder = task.folder / "runs" / name / f"seed-{seed}"
+            _run(recipe.with_model(random_state=seed), folder, task)
     return report(task.folder, methods=list(recipes), clock=clock, command=command)
 
 
 def _tuned(name: str, recipe: Recipe, task: _Task) -> Recipe:
     """Return the recipe of a method with the parameters and the length of its runs."""
+    found = [recipe]
     if task.n_trials:
         task.log(f"searching parameters of {METHODS[name].label}")
-        recipe = tune_method(name, recipe, task).best
-    if task.max_seconds is None:
-        return recipe
-    # the clock ends training, not the number of epochs
-    evaluation = replace(recipe.evaluation, max_seconds=task.max_seconds)
-    return replace(recipe, evaluation=evaluation).with_model(n_epochs=10**6)
+        found = tune_method(name, recipe, task)
+    if task.max_seconds is not None:  # the clock ends training, not the number of epochs
+        evaluation = replace(recipe.evaluation, max_seconds=task.max_seconds)
+        found = [replace(one, evaluation=evaluation).with_model(n_epochs=10**6) for one in found]
+    return found[0] if len(found) == 1 else _run_finalists(name, found, task)
 
 
-def _run_seed(name: str, recipe: Recipe, seed: int, task: _Task) -> None:
-    run(
-        recipe.with_model(random_state=seed),
-        task.folder / "runs" / name / f"seed-{seed}",
+def _run_finalists(name: str, finalists: Sequence[Recipe], task: _Task) -> Recipe:
+    """Run recipes with the first seed; keep the run that validation rows prefer, and return its recipe."""
+    scores = []
+    for place, recipe in enumerate(finalists):
+        task.log(f"running {METHODS[name].label}, finalist {place + 1} of {len(finalists)}")
+        summary = _run(recipe.with_model(random_state=0), task.folder / "finals" / name / str(place), task)
+        scores.append(summary["best_accuracy"]["valid_accuracy"])
+    best = scores.index(max(scores))
+    kept = task.folder / "runs" / name / "seed-0"
+    if not kept.exists():
+        shutil.copytree(task.folder / "finals" / name / str(best), kept)
+    return finalists[best]
+
+
+def _run(recipe: Recipe, folder: Path, task: _Task) -> dict[str, Any]:
+    return run(
+        recipe,
+        folder,
         rows=task.rows,
         n_jobs=task.n_jobs,
         clock=task.clock,
@@ -179,11 +205,13 @@ def _run_seed(name: str, recipe: Recipe, seed: int, task: _Task) -> None:
 
 
 def _shared_noise(recipe: Recipe, task: _Task) -> FittedNoise | None:
-    """Return the tree that methods share; None where there is none, or where its fit depends on the seed."""
+    """Return the tree that methods and trials share; None where there is none."""
     model = resolve(recipe)["model"]
-    if model.get("noise") != "tree" or model["tree_fit"] != "paper":
+    if model.get("noise") != "tree":
         return None
     shape = tuple(model[name] for name in _TREE_PARAMETERS)
+    if model["tree_fit"] != "paper":  # nothing in the paper's fit is random
+        shape += (model["random_state"],)
     if shape not in task.trees:
         task.trees[shape] = fit_shared_noise(model, task.rows, n_jobs=task.n_jobs)
     return task.trees[shape]
@@ -207,10 +235,10 @@ def paper_grid(method: str) -> dict[str, list[Any]]:
     return space if method == "softmax" else {**space, "learning_rate": list(_PAPER_RATES)}
 
 
-def tune_method(name: str, recipe: Recipe, task: _Task) -> SearchResult:
-    """Search the paper's grid for the best accuracy on validation rows."""
-    search = replace(recipe.search, space=paper_grid(name), score="accuracy", pruner="none")
-
+def tune_method(name: str, recipe: Recipe, task: _Task) -> list[Recipe]:
+    """Search the recipe's grid, or the paper's, for accuracy on validation rows; return the best recipes."""
+    space = recipe.search.space or paper_grid(name)
+    search = replace(recipe.search, space=space, score="accuracy", pruner="none")
     folder = task.folder / "search" / name
     result = tune(
         replace(recipe, search=search),
@@ -231,7 +259,10 @@ def tune_method(name: str, recipe: Recipe, task: _Task) -> SearchResult:
         "readings": _readings(result.trials),
     }
     write_json(folder / "result.json", figures)
-    return result
+    ranked = sorted(
+        result.trials, key=lambda trial: -1.0 if trial.score is None else trial.score, reverse=True
+    )
+    return [recipe.with_model(**trial.parameters) for trial in ranked[: task.n_finalists]]
 
 
 def _readings(trials: Sequence[Trial]) -> dict[str, float]:
@@ -247,18 +278,9 @@ def _readings(trials: Sequence[Trial]) -> dict[str, float]:
 def recipe_for(data: str, method: str) -> Recipe:
     """Return the recipe of a method for a data set; where there is none, one with the method's parameters."""
     source = "nce" if method == "nce_from_zero" else method  # they differ by their start alone
-    folder = "polish-nouns" if data in LEMMA_SUBSETS else data
-    if f"{folder}/{source}" in shipped_recipes():
-        recipe = load_recipe(find_recipe(f"{folder}/{source}"))
-        recipe = replace(recipe, method=method).with_model(solver=METHODS[method].model["solver"])
-        if data not in LEMMA_SUBSETS:
-            return recipe
-        n_epochs = 30 if METHODS[method].model["noise"] == "tree" else 150
-        evaluation = EvaluationConfig(
-            first_samples=10_000, points_per_decade=4, valid_rows=1000, test_rows=2000
-        )
-        recipe = replace(recipe, data=DataConfig(name=data), evaluation=evaluation)
-        return recipe.with_model(n_epochs=n_epochs)
+    if f"{data}/{source}" in shipped_recipes():
+        recipe = load_recipe(find_recipe(f"{data}/{source}"))
+        return replace(recipe, method=method).with_model(solver=METHODS[method].model["solver"])
     features = FeaturesConfig(kind="tfidf") if data.startswith("eurlex57k") else FeaturesConfig()
     return Recipe(
         name=method,
@@ -335,60 +357,3 @@ def _searched_values(method: str, model: Mapping[str, Any]) -> dict[str, Any]:
 
 def _read_json(path: Path) -> Any:
     return json.loads(path.read_text(encoding="utf-8"))
-
-
-# -- by the number of classes
-
-# Times in which a factor is told: rows seen, and processor seconds with the tree and without it.
-_UNITS: dict[str, dict[str, Any]] = {
-    "in samples": {"clock": "samples"},
-    "in processor seconds": {"clock": "cpu_seconds"},
-    "without the tree": {"clock": "cpu_seconds", "with_start": False},
-}
-
-
-def reproduce_lemmas(
-    out: str | os.PathLike[str], *, sizes: Sequence[int] = tuple(LEMMA_SUBSETS.values()), **options: Any
-) -> dict[int, Reproduction]:
-    """Run the comparison for several numbers of Polish lemmas; `options` are those of `reproduce`.
-
-    The folder `out` holds one folder per number, ``by-classes.md`` and ``by-classes.png``.
-    """
-    chosen = options.get("methods") or (PROPOSED,)
-    if PROPOSED not in chosen:
-        raise ValueError(f"methods must contain {PROPOSED!r}, which the others are compared with; add it.")
-    folder = Path(out)
-    found = {size: reproduce(f"lemmas-{size}", folder / str(size), **options) for size in sizes}
-    names = [name for name in BASELINES if all(name in result.outcomes for result in found.values())]
-    speeds = {(size, name): _speeds(result, name) for size, result in found.items() for name in names}
-    header = ["lemmas", "baseline", "its accuracy", *_UNITS]
-    lines = ["| " + " | ".join(header) + " |", "|---" * len(header) + "|"]
-    for (size, name), factors in speeds.items():
-        cells = [f"{size:,}", METHODS[name].label, f"{found[size].outcomes[name].accuracy:.1%}"]
-        lines.append("| " + " | ".join([*cells, *map(str, factors.values())]) + " |")
-    write_text(folder / "by-classes.md", "\n".join(lines) + "\n")
-    _draw_speeds(speeds, folder / "by-classes.png")
-    return found
-
-
-def _speeds(result: Reproduction, baseline: str) -> dict[str, Speed]:
-    """Return the factors of a comparison against a baseline, by unit."""
-    ours, theirs = result.outcomes[PROPOSED], result.outcomes[baseline]
-    return {unit: compare_speed(ours, theirs, **how) for unit, how in _UNITS.items()}
-
-
-def _draw_speeds(speeds: Mapping[tuple[int, str], Mapping[str, Speed]], path: Path) -> None:
-    """Draw the factors against the number of classes, with one panel per unit."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(12, 4), layout="constrained")
-    for axes, unit in zip(figure.subplots(1, len(_UNITS), sharey=True), _UNITS, strict=True):
-        for name in dict.fromkeys(name for _, name in speeds):
-            points = [(size, found[unit].mean) for (size, other), found in speeds.items() if other == name]
-            method = METHODS[name]
-            axes.plot(
-                *zip(*points, strict=True), color=method.color, marker=method.marker, label=method.label
-            )
-        axes.set(xscale="log", yscale="log", xlabel="classes", title=f"times faster {unit}")
-    axes.legend(fontsize=7)
-    figure.savefig(path, dpi=120)

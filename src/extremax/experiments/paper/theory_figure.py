@@ -1,4 +1,4 @@
-"""The figures of theory studies: signal-to-noise ratios at the optimum, and along training."""
+"""The figure of a theory study: signal-to-noise ratios at the optimum."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import numpy as np
 
 from extremax.experiments.paper.theory import MixingCurve
 from extremax.experiments.paper.theory_study import TheoryStudy
-from extremax.experiments.paper.training_study import DEFAULT, TrainingStudy
 
 # Okabe and Ito's colours, distinct for any kind of colour vision; shapes differ as well.
 _MARKS = {
@@ -17,7 +16,6 @@ _MARKS = {
     "frequency": ("D", "#E69F00"),
     "tree": ("o", "#0072B2"),
     "p_D": ("*", "#D55E00"),
-    DEFAULT: ("^", "#009E73"),
 }
 _LINE = "#595959"
 _LABELS = {
@@ -25,7 +23,6 @@ _LABELS = {
     "frequency": "class frequencies",
     "tree": "label tree (adversarial)",
     "p_D": r"$p_n = p_D$",
-    DEFAULT: "default, nothing drawn",
 }
 
 
@@ -97,44 +94,3 @@ def draw_study(study: TheoryStudy) -> Any:
     marks = {row.noise: row.relative_snr for row in study.noises}
     title = f"{study.data}, {study.n_classes:,} classes"
     return draw(study.curve, marks, n_classes=study.n_classes, title=title)
-
-
-def draw_training(study: TrainingStudy) -> Any:
-    """Draw the ratio and what was learned against samples, and the ratio against what was learned.
-
-    The start, with no sample seen, stands at the left end of the first two panels. Returns a matplotlib
-    figure.
-    """
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(10.5, 3.8), dpi=150, layout="constrained")
-    panels: Any = figure.subplots(1, 3)
-    first = min(point.samples for point in study.points if point.samples > 0) / 2
-    for method in study.methods:
-        marker, colour = _MARKS[method]
-        curve = study.curve(method)
-        samples = np.maximum([point.samples for point in curve], first)
-        ratio = np.array([point.ratio for point in curve])
-        learned = np.array([point.log_likelihood for point in curve])
-        look = {"color": colour, "marker": marker, "markersize": 5, "label": _LABELS[method]}
-        # an estimate of a small signal may be negative: nothing to draw on a logarithmic scale
-        shown = np.where(ratio > 0, ratio, np.nan)
-        panels[0].errorbar(samples, shown, yerr=[point.error for point in curve], **look)
-        panels[1].plot(samples, learned, **look)
-        panels[2].plot(learned, shown, **look)
-    for panel in panels[:2]:
-        panel.set_xscale("log")
-        panel.set_xlabel("samples (training rows seen)")
-    for panel in (panels[0], panels[2]):
-        panel.set_yscale("log")
-        panel.set_ylabel("signal-to-noise ratio of one row")
-    panels[1].set_ylabel("validation log-likelihood")
-    panels[2].set_xlabel("validation log-likelihood")
-    for panel in panels:
-        panel.grid(color="#dddddd", linewidth=0.6)
-        panel.set_axisbelow(True)
-        for side in ("top", "right"):
-            panel.spines[side].set_visible(False)
-    panels[1].legend(loc="lower right", frameon=False, fontsize=8)
-    figure.suptitle(f"{study.data}, {study.n_classes:,} classes", fontsize=10, x=0.01, ha="left")
-    return figure
