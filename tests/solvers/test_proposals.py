@@ -100,15 +100,16 @@ def test_parts_of_words_are_dropped_before_words(words):
 
 
 @pytest.mark.identity
-def test_small_weights_are_not_read(words):
+def test_scores_beside_a_rest_are_of_all_words(words):
     training, weights = words
-    column = np.repeat(np.arange(N_WORDS), np.diff(weights.postings.offsets))
-    size = np.abs(weights.postings.values) * training.mean[column]
-    threshold = float(np.median(size))
-    found = limit_postings(weights.postings, training, Job(SparseConfig(prune=threshold), 0, 1))
-    kept = size >= np.float32(threshold)
-    np.testing.assert_array_equal(found.values, weights.postings.values[kept])
-    assert 0 < kept.sum() < len(kept)
+    few = Job(SparseConfig(prune=0.0, row_work=100), 0, 1, first_word=150)
+    whole, found = (
+        find_plausible(training, weights, 8, job, needs_rest=True) for job in (Job(ALL, 0, 1), few)
+    )
+    for expected, given in zip(whole, found, strict=True):
+        np.testing.assert_array_equal(given, expected)
+    proposed = find_plausible(training, weights, 8, few)
+    assert (proposed.scores < whole.scores).mean() > 0.5
 
 
 @pytest.mark.planted

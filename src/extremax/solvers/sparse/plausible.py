@@ -121,14 +121,12 @@ def feature_mean(rows: CSRRows, n_features: int, used: Bool | None = None) -> Fl
 
 
 def limit_postings(postings: Postings, training: TrainingRows, job: Job) -> Postings:
-    """Return the postings that proposals read: without small weights, parts of words and longest columns.
+    """Return the postings that proposals read: without parts of words and longest columns.
 
     The mean row then reads at most ``config.row_work`` of them, however many rows there are. Parts of words,
     ten times as many as words, are left out where there are more.
     """
-    config = job.config
-    postings = prune_postings(postings, training.mean, config.prune)
-    lengths = np.diff(postings.offsets)
+    config, lengths = job.config, np.diff(postings.offsets)
     reads = count_indices(training.rows.indices, len(lengths)) * lengths
     by_length = np.argsort(lengths, kind="stable")
     work = np.cumsum(reads[by_length])
@@ -155,7 +153,8 @@ def find_plausible(
 ) -> Plausible:
     """Find the classes that each row of the examples is most likely to be taken for, its own apart.
 
-    `weights` have no dense part.
+    `weights` have no dense part. With `needs_rest`, scores are compared with those of other models, and are
+    of all weights but the smallest: without parts of words they would lie several nats below.
     """
     data, rows, n_classes = training.data, training.rows, weights.n_classes
     used, first = np.unique(data.rows, return_index=True)
@@ -165,7 +164,9 @@ def find_plausible(
         np.empty((len(used), n_slots), np.int32), np.empty((len(used), n_slots), np.float32),
         np.empty(len(used) if needs_rest else 0, np.float32), np.empty(0, np.float32),
     )  # fmt: skip
-    postings = limit_postings(weights.postings, training, job)
+    postings = prune_postings(weights.postings, training.mean, job.config.prune)
+    if not needs_rest:
+        postings = limit_postings(postings, training, job)
     biases, tasks = (weights.biases, weights.length_biases), split(len(used), _ROWS_PER_TASK)
     n_blocks = -(-n_classes // sparse_start.BLOCK)
     scratch = Scratch(lambda: (np.zeros(n_classes, np.float32), np.zeros(n_blocks, np.uint8)))
