@@ -60,7 +60,9 @@ def test_default_is_ahead_of_nearest_class_means() -> None:
 
 def _frequent_codes(n_codes: int, n_features: int) -> tuple[Any, ...]:
     texts, codes, test_texts, test_codes = _frequent_texts(n_codes)
-    features = make_pipeline(NgramFeatures(), TruncatedSVD(n_features, random_state=0)).fit(texts)
+    features = make_pipeline(NgramFeatures(char_ngrams=(2, 5)), TruncatedSVD(n_features, random_state=0)).fit(
+        texts
+    )
     return features.transform(texts), codes, features.transform(test_texts), test_codes
 
 

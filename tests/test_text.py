@@ -71,7 +71,7 @@ def test_reloaded_model_same_everywhere(fitted: TextClassifier, tmp_path: Path) 
     assert isinstance(again, TextClassifier)
     some = ["jumped from a boat", "", "xyzzy"]
     np.testing.assert_array_equal(again.predict_log_proba(some), fitted.predict_log_proba(some))
-    assert again.get_params(deep=False)["features"].to_options() == fitted.features.to_options()
+    assert again.get_params(deep=False)["features"].options == fitted.features_.options
     assert again.classifier_.get_params() == fitted.classifier_.get_params()
     assert [record["loss"] for record in again.history_[1:]] == [
         record["loss"] for record in fitted.history_[1:]
@@ -293,7 +293,7 @@ def test_default_reloaded_invariant(wide: TextClassifier, tmp_path: Path) -> Non
     assert isinstance(again, TextClassifier)
     some = ["jumped from a boat", "", "xyzzy", "laddr"]
     np.testing.assert_array_equal(again.predict_log_proba(some), wide.predict_log_proba(some))
-    assert again.get_params(deep=False)["features"].to_options() == NgramFeatures().to_options()
+    assert again.get_params(deep=False)["features"].options == wide.features_.options
     assert str(again.explain("off a ladder")) == str(wide.explain("off a ladder"))
     assert again.explain_label("ladder") == wide.explain_label("ladder")
     assert sum(file.stat().st_size for file in (tmp_path / "model").iterdir()) < 2_000_000

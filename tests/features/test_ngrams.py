@@ -247,7 +247,7 @@ def test_unknown_ngrams_may_count_in_the_length():
 
 def test_names_tell_characters_from_words():
     texts = ["fell off a ladder", "he fell at home"]
-    features = NgramFeatures().fit(texts)
+    features = NgramFeatures(char_ngrams=(2, 5)).fit(texts)
     features.keep_names(texts, np.arange(features.n_features))
     names = features.column_names(range(features.n_features))
     assert {"ladder", "fell off", "ladd…", "…dder", "…dde…", "[at]", "[a]"} <= set(names)
@@ -376,3 +376,17 @@ def test_parameters_set_after_fit_wait_for_the_next_fit():
     again = NgramFeatures.from_state(features.state())
     assert (again.transform(TEXTS) != before).nnz == 0
     assert features.fit(TEXTS).transform(TEXTS).shape[1] != before.shape[1]
+
+
+def test_character_ngrams_suit_the_texts():
+    for texts, expected in (
+        (["fell off a ladder", "bitten by a dog"], (4, 4)),
+        (["left-pad", "@types/node"], (2, 5)),
+        (["从梯子上摔下来", "被狗咬伤"], (2, 5)),
+        ([""], (2, 5)),
+    ):
+        features = NgramFeatures().fit(texts)
+        assert features.options.char_ngrams == expected
+        restored = NgramFeatures.from_state(features.state())
+        assert restored.options == features.options
+        assert NgramFeatures(char_ngrams=(3, 3)).fit(texts).options.char_ngrams == (3, 3)

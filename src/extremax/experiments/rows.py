@@ -205,7 +205,7 @@ def dense_text_features(n_components: int, *, word_ngrams: int = 2, seed: int = 
     from sklearn.pipeline import make_pipeline
     from sklearn.preprocessing import Normalizer
 
-    ngrams = NgramFeatures(word_ngrams=word_ngrams)
+    ngrams = NgramFeatures(char_ngrams=(2, 5), word_ngrams=word_ngrams)
     return make_pipeline(ngrams, TruncatedSVD(n_components, random_state=seed), Normalizer())
 
 

@@ -65,7 +65,9 @@ _LONGEST_NAME = 255  # bytes
 # Of single misspelt words of ICD-10-CM, one in a hundred has fewer known character n-grams; half of the words
 # of random letters have.
 _LEAST_KNOWN, _LEAST_KNOWN_QUANTILE = 0.45, 0.01
-_SAMPLE = 1000  # texts that may lower it
+_SAMPLE = 1000  # texts that may lower it, and whose words are counted
+# In texts, 4-grams alone are as good as all from 2 to 5 or better, with half the entries: lab/tuning.md.
+_IN_TEXTS, _IN_NAMES, _WORDS_OF_A_TEXT = (4, 4), (2, 5), 3
 _COUNTED = 500  # texts whose n-grams are counted to say what memory all need
 
 
@@ -157,8 +159,9 @@ class NgramFeatures(TransformerMixin, BaseEstimator, auto_wrap_output_keys=()): 
 
     Parameters
     ----------
-    char_ngrams : (int, int)
-        Shortest and longest character n-gram within word boundaries; (0, 0) for none.
+    char_ngrams : (int, int), optional
+        Shortest and longest character n-gram within word boundaries; (0, 0) for none. By default (4, 4) for
+        texts of three words or more on average, and (2, 5) for names and for writing without spaces.
     word_ngrams : int
         Longest run of words, 2 for words and pairs; 0 for none.
     marks : bool
@@ -216,7 +219,7 @@ class NgramFeatures(TransformerMixin, BaseEstimator, auto_wrap_output_keys=()): 
     def __init__(  # noqa: PLR0913 (the parameters are the API)
         self,
         *,
-        char_ngrams: tuple[int, int] = (2, 5),
+        char_ngrams: tuple[int, int] | None = None,
         word_ngrams: int = 2,
         marks: bool = True,
         hash_bits: int = 20,
@@ -238,7 +241,7 @@ class NgramFeatures(TransformerMixin, BaseEstimator, auto_wrap_output_keys=()): 
     def options(self) -> NgramOptions:
         """The parameters of the last fit or, before it, those that are set; bad ones are a ValueError."""
         fitted: NgramOptions | None = self.__dict__.get("_fitted")
-        return NgramOptions(**self.to_options()) if fitted is None else fitted
+        return self._options_for([]) if fitted is None else fitted
 
     @property
     def n_features(self) -> int:
@@ -294,7 +297,7 @@ class NgramFeatures(TransformerMixin, BaseEstimator, auto_wrap_output_keys=()): 
         check_texts(texts)
         if len(texts) == 0:
             raise ValueError("texts is empty; fit needs at least one text.")
-        self._fitted = NgramOptions(**self.to_options())
+        self._fitted = self._options_for(texts)
         seen = self._learn(texts, resolve_threads(n_jobs), progress, rows)
         self._forget_caches()
         self.buckets_ = np.flatnonzero(seen.n_texts).astype(np.int32)
@@ -308,7 +311,7 @@ class NgramFeatures(TransformerMixin, BaseEstimator, auto_wrap_output_keys=()): 
 
     def fit_bytes(self, texts: Sequence[str], n_threads: int) -> dict[str, int]:
         """Return the bytes that `fit` and `transform` of the texts take, by part, from a sample of them."""
-        options = NgramOptions(**self.to_options())
+        options = self._options_for(texts)
         sample = texts[:: max(1, len(texts) // _COUNTED)]
         found = [
             buckets.copy()
@@ -513,6 +516,17 @@ class NgramFeatures(TransformerMixin, BaseEstimator, auto_wrap_output_keys=()): 
         return features
 
     # -- inside --------------------------------------------------------------------------------------------
+
+    def _options_for(self, texts: Sequence[str]) -> NgramOptions:
+        """Return the parameters for some texts, with character n-grams that suit them if none are given."""
+        given = self.to_options()
+        if given["char_ngrams"] is None:
+            sample = texts[:: max(1, len(texts) // _SAMPLE)]
+            n_words = sum(len(text.split()) for text in sample)
+            given["char_ngrams"] = (
+                _IN_TEXTS if n_words >= _WORDS_OF_A_TEXT * max(len(sample), 1) else _IN_NAMES
+            )
+        return NgramOptions(**given)
 
     def _check_fitted(self) -> None:
         if not self.__sklearn_is_fitted__():
