@@ -126,10 +126,20 @@ def test_text_run_reduces_ngrams(tmp_path: Path) -> None:
 def test_points_are_evenly_spaced_in_log_samples() -> None:
     schedule = Schedule(100, 4)
     due = [schedule.next_after(0)]
-    while due[-1] < 100_000:
+    for _ in range(12):
         due.append(schedule.next_after(due[-1]))
     np.testing.assert_allclose(np.diff(np.log10(due)), 0.25, rtol=1e-9)  # rounding of powers
+    assert due[-1] == 100_000
     assert schedule.next_after(3000) == pytest.approx(100 * 10**1.5)
+
+
+@pytest.mark.parametrize("n_rows", [960, 1013, 99_991, 1_234_567])
+def test_points_of_a_run_to_its_plateau_double_the_epochs(n_rows: int) -> None:
+    schedule = Schedule.of(EvaluationConfig(until_plateau=True), n_rows)
+    due = [schedule.next_after(0)]
+    for _ in range(9):
+        due.append(schedule.next_after(due[-1]))
+    assert due == [n_rows * 2**i for i in range(10)]  # exactly: the ends of epochs
 
 
 def test_points_do_not_depend_on_the_clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

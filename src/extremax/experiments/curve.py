@@ -55,7 +55,8 @@ class Schedule:
             return float(self.first_samples)
         # 1e-9: rounding may put a number of the grid just before itself
         step = math.floor(self.points_per_decade * math.log10(samples / self.first_samples) + 1e-9) + 1
-        return round(float(self.first_samples * 10.0 ** (step / self.points_per_decade)), 3)
+        due = self.first_samples * 10.0 ** (step / self.points_per_decade)
+        return float(f"{due:.14g}")  # without the rounding of powers: whole epochs are met exactly
 
 
 class Evaluator:
