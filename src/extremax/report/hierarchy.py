@@ -24,7 +24,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse
-from sklearn.preprocessing import normalize
 
 from extremax.runtime.products import one_blas_thread
 from extremax.types import Float64, Int32, Int64
@@ -326,6 +325,8 @@ def _narrow(vectors: Matrix, max_columns: int) -> Matrix:
 
 
 def _unit_rows(vectors: Matrix) -> Matrix:
+    from sklearn.preprocessing import normalize  # imports rich, where it is installed
+
     return normalize(vectors.astype(np.float32, copy=False))
 
 
