@@ -375,7 +375,7 @@ class OtherNumbers(ExtremeClassifier):
             "batches_per_epoch": 500,
         },
         order={"chunk_rows": 16, "window_bytes": 16 * 20 * 5},
-        calibration={"min_pairs": 100, "min_rows": 20, "prior_spread": 2.0},
+        calibration={"min_pairs": 100, "min_rows": 20},
     )
 
 
