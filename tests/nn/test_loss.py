@@ -409,6 +409,7 @@ def test_ratios_that_do_not_count_are_zero():
 
 
 @pytest.mark.reference
+@pytest.mark.filterwarnings("ignore:`torch.jit.script`:DeprecationWarning")  # by torch's own jvp
 def test_torch_func_derives_the_loss():
     """Its gradients are those of autograd, and those of single rows those of a loop."""
     hidden, weight, bias, target = problem()
