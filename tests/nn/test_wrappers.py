@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+from unittest.mock import patch
+
 import pytest
 import torch
 from torch import nn
@@ -10,6 +13,13 @@ from extremax.nn import ExtremeSoftmax, ShardedExtremeSoftmax, UniformSampler, c
 
 # Lightning and what it imports warn of one another.
 pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+@pytest.fixture(autouse=True)
+def own_environment():
+    """Lightning's strategies leave variables by which a later Trainer takes itself for one of several."""
+    with patch.dict(os.environ):
+        yield
 
 
 def rows():
