@@ -5,6 +5,7 @@ and files exist.
 from __future__ import annotations
 
 import ast
+import configparser
 import io
 import re
 import shlex
@@ -141,7 +142,7 @@ def test_no_block_goes_unseen() -> None:
         text, blocks = page.read_text(), blocks_of(page)
         assert len(re.findall(r"^\s*(?:```|~~~)", text, flags=re.MULTILINE)) == 2 * len(blocks), page
         languages = [block.language for block in blocks]
-        assert set(languages) <= {"python", "bash", "toml", "text"}, page
+        assert set(languages) <= {"python", "bash", "toml", "ini", "text"}, page
         assert all(
             i > 0 and languages[i - 1] in ("python", "bash")
             for i, language in enumerate(languages)
@@ -167,6 +168,19 @@ def test_recipes_can_be_read(page: Path, tmp_path: Path) -> None:
     for text in (first, *(first + other for other in more)):  # later ones are tables to be added
         (tmp_path / "recipe.toml").write_text(text)
         assert load_recipe(tmp_path / "recipe.toml").data.name
+
+
+def test_projects_of_annif_can_be_read() -> None:
+    """They have what Annif asks for, and the commands under them name one of them."""
+    blocks = blocks_of(DOCS / "howto" / "other-programs.md")
+    (text,) = [block.text for block in blocks if block.language == "ini"]
+    projects = configparser.ConfigParser()
+    projects.read_string(text)
+    for name in projects.sections():
+        assert {"name", "language", "backend", "vocab"} <= projects[name].keys(), name
+    shell = "".join(block.text for block in blocks if block.language == "bash")
+    named = re.findall(r"^annif-extremax (?:train|eval) (\S+)", shell, flags=re.MULTILINE)
+    assert {projects[name]["backend"] for name in named} == {"extremax"}
 
 
 def test_checks_belong_to_pages() -> None:
