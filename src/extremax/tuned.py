@@ -167,7 +167,7 @@ class SparseConfig:
     max_work: float = 1.5e9  # ... nor than this over the entries of X that linear weights read ...
     max_listed: float = 4e7  # ... nor than this over the rows
     max_entries: int = 15_000_000  # of X, above which linear weights read no parts of words ...
-    many_words: float = 8.0  # ... if texts have so many words and runs of words
+    many_words: float = 8.0  # ... if texts have so many words and runs of words; names have fewer
     prune: float = 0.03  # mean contribution below which a weight is left out of the search for them
     row_work: int = 40_000  # multiply-adds of that search for a mean row
 
@@ -177,8 +177,10 @@ class SparseConfig:
     # adds the classes that the first takes rows for
     n_epochs_more: int = 2
     regularization: float = 0.1
-    regularization_margin: float = 1.0  # of the squared hinge, for several labels, and for texts ...
-    margin_pairs: int = 1000  # ... of so many pairs, at least: held-out rows then choose its scale
+    regularization_margin: float = (
+        1.0  # of the squared hinge, for several labels, and for texts of many words ...
+    )
+    margin_pairs: int = 1000  # ... and so many pairs, at least: held-out rows then choose its scale
     margin_scale: float = 6.0  # nats for a margin of one
     regularization_more: float = 1.0  # ... where new rows correct a model
     max_bias: float = 9.0  # the bias is the log-odds of the class, less one: at most so far below zero
