@@ -11,6 +11,7 @@ import scipy.sparse as sp
 
 from extremax import ExtremeClassifier, TextClassifier
 from extremax.explanation import explain_class, explain_row
+from extremax.features import ngrams
 from extremax.features.ngrams import NgramFeatures
 from extremax.model import ClassInfo, Model
 from extremax.scores.dense import DenseWeights
@@ -203,6 +204,15 @@ def test_the_word_that_made_it_so_comes_first(fitted: TextClassifier) -> None:
     data = json.loads(json.dumps(found.to_dict()))
     assert data["labels"] == found.labels
     assert data["against"][0]["rather_than"] == found.runner_up
+
+
+def test_names_are_spelled_of_terms_alone(fitted: TextClassifier, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Most n-grams of a long text have no weight for the classes: spelling them was most of the time."""
+    spelled: list[str] = []
+    spell = ngrams.spell
+    monkeypatch.setattr(ngrams, "spell", lambda *given: spelled.append(spell(*given)) or spelled[-1])
+    found = fitted.explain("fell off a ladder and from a roof, jumped off a horse", k=1)
+    assert sorted(spelled) == sorted(name for name, _ in found.score.ngrams)
 
 
 def test_unknown_text_is_explained_by_frequencies(fitted: TextClassifier) -> None:
