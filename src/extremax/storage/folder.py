@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
+import mmap
 import os
 import re
 import shutil
@@ -385,7 +386,10 @@ def _open_array(path: Path, entry: ArrayEntry, verify: bool, mapped: bool) -> ND
                     f" {checks.HINT}"
                 )
             if mapped and size:
-                data: NDArray[np.uint8] = np.memmap(file, np.uint8, "c", offset, (size,))
+                # Behind a memoryview, joblib copies arrays to its processes. It would map a file that it sees
+                # again: without what training has changed, and not once the model was saved again.
+                view = memoryview(mmap.mmap(file.fileno(), found, access=mmap.ACCESS_COPY))
+                data: NDArray[np.uint8] = np.frombuffer(view, np.uint8, size, offset)
             else:
                 data = np.fromfile(file, np.uint8, size, offset=offset - 8)  # the first 8 are read
             if len(data) != size:
