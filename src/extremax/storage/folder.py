@@ -355,7 +355,9 @@ def _write_array(path: Path, name: str, array: NDArray[Any]) -> dict[str, Any]:
     try:
         save_file({name: array}, path)
     except SafetensorError as error:
-        raise OSError(errno.EIO, str(error), str(path)) from error
+        code = re.search(r"os error (\d+)", str(error))
+        number = errno.EIO if code is None else int(code[1])
+        raise OSError(number, str(error) if code is None else os.strerror(number), str(path)) from error
     path.chmod(mode)
     with open(path, "rb+") as file:
         atomic_files.flush(file.fileno())
