@@ -119,6 +119,19 @@ def test_terms_are_weights_times_features() -> None:
     assert sizes == sorted(sizes, reverse=True)
 
 
+def test_columns_without_a_weight_are_not_named() -> None:
+    """Most n-grams of a long text have no weight for the classes, and names take long to make."""
+    model, X, asked = planted_model(), some_row(), []
+
+    def names(columns: Any) -> list[str]:
+        asked.extend(f"f{c}" for c in columns)
+        return asked
+
+    found = explain_row(model, CLASSES, X, model.topk(X, 1), names)
+    assert len(asked) < X.nnz
+    assert sorted(asked) == sorted(name for name, _ in found.score.ngrams)
+
+
 def test_class_is_explained() -> None:
     model = planted_model()
     found = explain_class(model, CLASSES, 2, lambda columns: [f"f{c}" for c in columns], 4)

@@ -407,7 +407,8 @@ def require_memory(
         need["validation rows"] = size // X.shape[0] * len(np.unique(validation.rows))
     context.progress.log(f"fit needs {describe_memory(need)}")
     limit = context.memory_limit
-    available = available_memory() + sum(request.held.values()) if limit is None else limit
+    free = available_memory(context.n_threads) + sum(request.held.values())
+    available = free if limit is None else limit
     largest = max(need.keys() & _REMEDIES.keys(), key=lambda part: need[part], default="")
     hints = [trainer.remedy, _REMEDIES.get(largest, "fewer features or fewer classes")]
     check_memory(need, available=available, hints=hints)

@@ -142,6 +142,14 @@ class CandidateSoftmax(ExactSteps):
 
     name = "candidate_softmax"
 
+    def resolved(self, problem: ProblemSize, numbers: Defaults) -> Self:
+        if problem.n_entries is not None and problem.n_features > numbers.batch.max_features:
+            raise ValueError(
+                f"candidate_softmax would unpack all {problem.n_features:,} columns of a sparse X; use"
+                " solver='sparse_softmax', or fewer columns."
+            )
+        return self
+
     def default_epochs(
         self, problem: ProblemSize, layout: FeatureLayout, numbers: Defaults, *, streaming: bool = False
     ) -> int:
