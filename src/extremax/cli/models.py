@@ -129,7 +129,8 @@ def without_labels(data: Any, path: Path) -> str:
         if data.format in ("npy", "npz")
         else "name their column: --label-column NAME"
     )
-    return f"{path} has {data.n_samples:,} rows, but no labels; {what}."
+    read_as = f" It was read as {data.note}." if data.note else ""
+    return f"{path} has {data.n_samples:,} rows, but no labels; {what}.{read_as}"
 
 
 def named_labels(data: Any) -> Any:

@@ -72,6 +72,10 @@ class Reading:
     label_separator: Annotated[str | None, typer.Option(help="Separator of several labels in one field.")] = (
         None
     )
+    encoding: Annotated[
+        str | None,
+        typer.Option(help="Encoding of text, such as cp1252.  [default: UTF-8, or UTF-16 by its mark]"),
+    ] = None
     delimiter: Annotated[str | None, typer.Option(help="Separator of columns.  [default: detected]")] = None
     header: Annotated[
         bool | None,
@@ -116,6 +120,8 @@ def column_of(given: str | None) -> str | int | None:
 # Messages of the library name arguments of functions; on the command line these are options.
 _AS_OPTIONS = {
     "skip_bad_lines=True": "--skip-bad-lines",
+    "encoding='cp1252'": "--encoding cp1252",
+    "encoding is": "--encoding is",
     "pass format= one of": "pass --format with one of",
     "text_column and label_column": "--text-column and --label-column",
     "labels_path is for": "--labels is for",
