@@ -559,17 +559,18 @@ class SparseTrainer(TrainerBase):
         few = tables.sums.counts.sum() <= config.bilinear_max_pairs
         return bool(few) and config.few_classes < n_classes <= config.bilinear_max_classes
 
-    def finish(self, state: TrainState, split: Split) -> None:
+    def finish(self, state: TrainState, split: Split, *, interrupted: bool = False) -> None:
         """Fit the experts that have no epochs, choose the weights of all by held-out rows, and join them."""
         if isinstance(state.tables, FinishedTables):
             return
         tables, data, held_out = _tables(state), split.training, split.held_out
         rows = self._rows(data, tables.scale)
         mean = self.feature_mean(rows, tables.sums.matrix.shape[1], data)
-        training = TrainingRows(data, rows, mean)
-        if tables.found is None and tables.linear is not None:  # of a model folder
-            tables.found = self._search_again(tables, training, state.n_epochs, self._job())
-        self._fit_experts(tables, training)
+        if not interrupted:
+            training = TrainingRows(data, rows, mean)
+            if tables.found is None and tables.linear is not None:  # of a model folder
+                tables.found = self._search_again(tables, training, state.n_epochs, self._job())
+            self._fit_experts(tables, training)
         given_mean = mean / np.float32(tables.scale)
         tables.mix = self._choose_mix(tables, held_out)
         if self._is_too_large(tables, given_mean):
