@@ -43,6 +43,9 @@ def load_labelled(path: Path, arguments: dict[str, Any]) -> Any:
     report_skipped(data)
     if data.y is None:
         raise ValueError(without_labels(data, path))
+    n_empty = sum(not text.strip() for text in data.texts or [])
+    if n_empty:
+        terminal.warn(f"{n_empty:,} of {data.n_samples:,} texts in {path} are empty.")
     return data
 
 
