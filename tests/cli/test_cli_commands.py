@@ -693,6 +693,22 @@ def test_question_is_answered_with_reasons(word_model: Path) -> None:
     assert found["why"]["score"]["words"]
 
 
+def test_each_of_several_labels_has_its_own_probability(tmp_path: Path) -> None:
+    rows = [(text, f"{thing};{text.split()[0]}") for text, thing in ROWS]
+    with (tmp_path / "data.csv").open("w", newline="") as file:
+        csv.writer(file).writerows([("text", "label"), *rows])
+    cli("train", tmp_path / "data.csv", "--out", tmp_path / "m", "--label-separator", ";", "-q")
+    found = json.loads(cli("ask", tmp_path / "m", "fell off a horse", "-k", 3, "--json").stdout)["answers"]
+    (tmp_path / "new.txt").write_text("fell off a horse\n")
+    command = ["predict", tmp_path / "m", tmp_path / "new.txt", "--format", "lines", "--to", "jsonl"]
+    predicted = json.loads(cli(*command, "--threshold", "auto").stdout)
+    asked = {answer["label"]: answer["probability"] for answer in found}
+    assert set(predicted["labels"]) == {"horse", "fell"}
+    for label, probability in zip(predicted["labels"], predicted["probabilities"], strict=True):
+        assert asked[label] == pytest.approx(probability, rel=1e-5)
+    assert asked["horse"] + asked["fell"] > 1.5  # not shares of one
+
+
 @pytest.mark.parametrize("text", ["", "zzzzqqq"])
 def test_unknown_text_is_said_to_be_unknown(word_model: Path, text: str) -> None:
     done = cli("ask", word_model, "--why", text)

@@ -182,9 +182,18 @@ def probabilities(log_prob: Any) -> list[list[float]]:
     return [[float(f"{p:.7g}") for p in row] for row in np.exp(log_prob.astype(np.float64)).tolist()]
 
 
-def answers_of(model: Any, labels: Any, log_prob: Any) -> list[list[dict[str, Any]]]:
-    """Return for each row the labels with their probabilities, and descriptions where the model has any."""
-    found = []
+def answers_of(model: Any, inputs: Any, k: int, search: str = "exact") -> list[list[dict[str, Any]]]:
+    """Return the k best labels of each row with their probabilities, and descriptions where there are any.
+
+    Where rows may have several labels, each has the probability that it applies.
+    """
+    import numpy as np
+
+    ids, log_prob = model.predict_ids(inputs, k, search=search)
+    labels, found = model.classes_[ids], []
+    if model.model_.has_several_labels:
+        with np.errstate(divide="ignore"):
+            log_prob = np.log(np.take_along_axis(model.predict_label_proba(inputs), ids, axis=1))
     for names, values in zip(labels.tolist(), probabilities(log_prob), strict=True):
         texts = [description_of(model, name) for name in names]
         found.append(
