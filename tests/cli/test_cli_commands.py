@@ -519,7 +519,14 @@ def test_several_labels_are_reduced_or_kept(tmp_path: Path) -> None:
 def test_training_says_what_it_does_in_a_pipe(folder: Path, tmp_path: Path) -> None:
     done = cli("train", folder / "data.csv", "--out", tmp_path / "m", "--n-epochs", 1)
     assert done.stdout == ""
-    phases = ["48 rows of texts", "48 texts are read: ", "start: ", "epoch 1 ", "kept ", "saved in "]
+    phases = [
+        "48 rows of texts",
+        "48 texts are read: ",
+        "start: leave-one-out",
+        "epoch 1 ",
+        "kept ",
+        "saved in ",
+    ]
     said = done.stderr.splitlines()
     assert [phase for line in said for phase in phases if phase in line] == phases
     assert "\r" not in done.stderr
@@ -570,6 +577,43 @@ def test_options_reach_the_features_of_texts(folder: Path, features: Path, tmp_p
     assert "holds features, not texts: --hash-bits does not apply" in plain(done.stderr)
     done = cli("train", "absent.csv", "--out", tmp_path / "m", "--char-ngrams", 3, 2, code=2)
     assert "--char-ngrams is (3, 2)" in plain(done.stderr)
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_texts_larger_than_memory_are_trained_on_in_batches(tmp_path: Path, several: bool) -> None:
+    data = write_tickets(tmp_path / "tickets.csv", 1500)
+    if several:
+        data.write_text(
+            re.sub(r",(c\d)\n", r",\1;all\n", data.read_text())
+        )  # c10 and c11 have no other label
+    rows = list(csv.DictReader(io.StringIO(data.read_text())))
+    texts, labels = [row["text"] for row in rows], [row["label"].split(";") for row in rows]
+    options = ["--label-separator", ";"] if several else []
+    command = ["train", data, "--out", tmp_path / "m", "--batch-rows", 500, *options]
+    done = cli(*command, "--json")
+    record = json.loads(done.stdout)
+    assert (record["n_samples"], record["n_classes"], record["held_out_rows"]) == (1500, 12 + several, 30)
+    assert record["epoch"] > 2  # parts
+    assert "held out: accuracy " in done.stderr
+    clf = load_model(tmp_path / "m")
+    assert clf.score(texts, labels) > 0.8
+    assert clf.model_.calibration.temperature != 1.0
+    again = cli("train", data, "--out", tmp_path / "n", "--batch-rows", 500, *options, "--json", "-q")
+    assert json.loads(again.stdout)["held_out_log_likelihood"] == record["held_out_log_likelihood"]
+    assert "does not go with --fast" in plain(cli(*command, "--fast", code=2).stderr)
+
+
+@pytest.mark.error
+def test_batches_are_for_files_of_texts_rejects(folder: Path, features: Path, tmp_path: Path) -> None:
+    for source, sentence in (
+        ("-", "give a file, not a pipe"),
+        (features / "X.npy", "--batch-rows is for texts"),
+    ):
+        done = cli("train", source, "--out", tmp_path / "m", "--batch-rows", 10, code=2)
+        assert sentence in plain(done.stderr)
+    (tmp_path / "texts.csv").write_text("text\na b\nc d\n")
+    done = cli("train", tmp_path / "texts.csv", "--out", tmp_path / "m", "--batch-rows", 10, code=1)
+    assert "has 2 rows, but no labels" in done.stderr
 
 
 @pytest.mark.error

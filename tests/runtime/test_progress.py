@@ -71,11 +71,14 @@ def test_a_log_file_gets_one_line_a_phase(monkeypatch: pytest.MonkeyPatch) -> No
     line.log("done")
     for i in range(1, 15):
         line.update("all rows", i, 40, 45.0)
+    for _ in range(79):  # hardly a twentieth is done after ten seconds: too little to tell the time left
+        line.update("slow", 1, 40, 59.0)
     line.close()
     assert stream.getvalue().splitlines() == [
         "epoch 1/2   25%  10.0s spent, 30.0s left",
         "done",
         "all rows   25%  10.0s spent, 30.0s left",
+        "slow    2%  0:01:00 spent, 0:39:00 left",
     ]
 
 

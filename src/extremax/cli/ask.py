@@ -63,9 +63,7 @@ def show_answers(answers: list[dict[str, Any]]) -> None:
 
 def show_reasons(explanation: Any) -> None:
     """Write tables of what speaks for the first label, and for it rather than the second."""
-    for part in (explanation.score, explanation.difference):
-        if part is None:
-            continue
+    for part in (explanation.score, *explanation.against[:1]):
         rather = "" if part.rather_than is None else f" rather than {part.rather_than}"
         words, others = part.words[:_TERMS], part.words[_TERMS:]
         if others:

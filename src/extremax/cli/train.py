@@ -12,8 +12,10 @@ from typing import Annotated, Any
 import typer
 
 from extremax.cli import terminal
+from extremax.cli.batches import train_in_batches
 from extremax.cli.models import describe_labels, load_labelled, named_labels
 from extremax.cli.options import (
+    FILES,
     MORE,
     TRAINING,
     DataArgument,
@@ -79,15 +81,17 @@ class TextOptions:
         name = next(field.name for field in fields(self) if getattr(self, field.name) is not None)
         return option_of({"kind": "features"}.get(name, name))
 
-    def features(self) -> Any:
-        """Return the features of texts, None for the default; raise for bad values."""
+    def classifier(self, classifier: Any) -> Any:
+        """Return a classifier of texts; raise for bad values."""
         from extremax.features.ngrams import NgramFeatures
+        from extremax.text import TextClassifier
 
         names = ("word_ngrams", "char_ngrams", "hash_bits")
         given = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
         features = NgramFeatures(**given)
         _ = features.options  # checks them
-        return features if given or self.kind is not None else None
+        wanted = features if given or self.kind is not None else None
+        return TextClassifier(classifier, features=wanted, encoder=self.encoder)
 
 
 def train(  # noqa: PLR0913 (the parameters are the options)
@@ -95,6 +99,14 @@ def train(  # noqa: PLR0913 (the parameters are the options)
     out: Annotated[Path, typer.Option("--out", "-o", metavar="MODEL", help="Folder to save the model in.")],
     *,
     reading: Reading,
+    batch_rows: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Train on so many rows of a file of texts at a time, which need not fit into memory.",
+            rich_help_panel=FILES,
+        ),
+    ] = None,
     valid: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Rows to validate on, in the format of DATA.")
     ] = None,
@@ -146,18 +158,19 @@ def train(  # noqa: PLR0913 (the parameters are the options)
     terminal.set_quiet(quiet)
     from extremax.classifier import ExtremeClassifier
     from extremax.storage.folder import HEADER, check_target
-    from extremax.text import TextClassifier
 
     if descriptions is not None and not descriptions.exists():
         raise FileNotFoundError(f"{descriptions}: there is no such file.")
     # before an hour of training, not after
     with wrong_usage():
         options = given(parameters)
+        if batch_rows is not None and (fast or valid or reduce):
+            raise typer.BadParameter("--batch-rows does not go with --fast, --valid or --reduce.")
         if fast and options.setdefault("n_epochs", 0) != 0:
             raise typer.BadParameter("--fast trains no epochs; leave out --n-epochs.")
         classifier = ExtremeClassifier(**options, random_state=seed, n_jobs=threads, verbose=int(not quiet))
         classifier.check_params()
-        features = texts.features()
+        texts.classifier(classifier)
     replaces = (out / HEADER).exists()
     beside = out.with_name(out.name + "-interrupted") if replaces and not overwrite else out
     for target in {out, beside}:
@@ -165,16 +178,13 @@ def train(  # noqa: PLR0913 (the parameters are the options)
     if replaces:
         terminal.log(f"{out} holds a model, which this one will replace")
     started = time.perf_counter()
-    rows, counts = _load(data, reading, reduce)
-    eval_set = None if valid is None else _pair(_load(valid, reading, reduce, counts)[0])
-    model: Any = classifier
-    if rows.texts is not None:
-        model = TextClassifier(classifier, features=features, encoder=texts.encoder)
-    elif texts != TextOptions():
-        raise typer.BadParameter(f"{data} holds features, not texts: {texts.given} does not apply.")
-    kind = "texts" if rows.texts is not None else f"{rows.X.shape[1]:,} features"
-    terminal.log(f"{data}: {rows.n_samples:,} rows of {kind}" + (f"; {rows.note}" if rows.note else ""))
-    model.fit(*_pair(rows), eval_set=eval_set)
+    if batch_rows is None:
+        rows, eval_set = _load_all(data, valid, reading, reduce)
+        model, n_samples = _estimator(classifier, rows, texts, data), rows.n_samples
+        model.fit(*_pair(rows), eval_set=eval_set)
+    else:
+        rows, model = None, texts.classifier(classifier.set_params(verbose=0))
+        n_samples = train_in_batches(model, data, reading.arguments(), batch_rows, seed)
     if descriptions is not None:
         describe_labels(model, descriptions)
     out, replaces = (beside, False) if model.interrupted_ and beside != out else (out, replaces)
@@ -185,7 +195,7 @@ def train(  # noqa: PLR0913 (the parameters are the options)
         terminal.show_json(
             {
                 "model": str(out),
-                "n_samples": rows.n_samples,
+                "n_samples": n_samples,
                 "n_classes": len(model.classes_),
                 "n_features": model.model_.n_features,
                 "interrupted": model.interrupted_,
@@ -197,6 +207,23 @@ def train(  # noqa: PLR0913 (the parameters are the options)
         )
     if model.interrupted_:
         raise typer.Exit(EXIT_INTERRUPTED)
+
+
+def _load_all(path: Path, valid: Path | None, reading: Reading, reduce: Reduction | None) -> tuple[Any, Any]:
+    """Return the rows to train on, and those to validate on as a pair."""
+    rows, counts = _load(path, reading, reduce)
+    kind = "texts" if rows.texts is not None else f"{rows.X.shape[1]:,} features"
+    terminal.log(f"{path}: {rows.n_samples:,} rows of {kind}" + (f"; {rows.note}" if rows.note else ""))
+    return rows, None if valid is None else _pair(_load(valid, reading, reduce, counts)[0])
+
+
+def _estimator(classifier: Any, rows: Any, texts: TextOptions, path: Path) -> Any:
+    """Return the classifier of rows, or one of texts."""
+    if rows.texts is not None:
+        return texts.classifier(classifier)
+    if texts != TextOptions():
+        raise typer.BadParameter(f"{path} holds features, not texts: {texts.given} does not apply.")
+    return classifier
 
 
 def _save(model: Any, out: Path) -> None:
@@ -217,14 +244,14 @@ def _report(model: Any, out: Path, replaced: bool) -> None:
 
 
 def _measure(model: Any, data: Any, seed: int | None) -> dict[str, float]:
-    """Tell how good the model is, and return figures that are not in its history."""
+    """Tell how good the model is, and return figures that are not in its history; `data` are all rows."""
     last = model.history_[-1]
     if "valid_accuracy" in last:
         terminal.log(f"validation: {_figures(last, 'valid')}")
     elif "held_out_accuracy" in last:
         rows = f"{last['held_out_rows']:,} rows that were not trained on"
         terminal.log(f"held out: {_figures(last, 'held_out')}, on {rows}")
-    elif data.n_samples >= _FEW_ROWS or model.interrupted_:
+    elif data is None or data.n_samples >= _FEW_ROWS or model.interrupted_:
         how = "give --valid FILE, or --validation-fraction 0.1"
         terminal.log(f"held out: none, as rows are few; {how}, to measure the model")
     else:

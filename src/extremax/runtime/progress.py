@@ -9,7 +9,8 @@ from datetime import timedelta
 from typing import TextIO
 
 _REFRESH_SECONDS = 0.2
-_LOG_SECONDS = 10.0  # of a phase after which a log file gets its line: the time left is known by then
+# A log file gets its line so long after a phase has begun: by then one can tell how long it will take.
+_LOG_SECONDS, _LOG_FRACTION, _MOST_LOG_SECONDS = 10.0, 0.05, 60.0
 
 
 def format_seconds(seconds: float) -> str:
@@ -64,8 +65,10 @@ class ProgressLine:
             return
         if self._in_terminal and now - self._drawn < _REFRESH_SECONDS and done < total:
             return
-        if not self._in_terminal and (started == self._logged or now - started < _LOG_SECONDS or done == 0):
-            return
+        if not self._in_terminal:
+            wait = _LOG_SECONDS if done >= _LOG_FRACTION * total else _MOST_LOG_SECONDS
+            if started == self._logged or now - started < wait or done == 0:
+                return
         self._drawn, self._logged = now, started
         elapsed, fraction = max(now - started, 1e-9), done / total if total > 0 else 1.0
         rate = f"{done / elapsed:,.0f} {unit}/s" if unit else ""

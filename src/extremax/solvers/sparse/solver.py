@@ -390,6 +390,7 @@ class SparseTrainer(TrainerBase):
     def start(self, data: Examples, n_classes: int) -> TrainState:
         """Sum the rows of each class and fit the numbers of the start."""
         log = self.context.progress.log
+        log(f"start: {data.n_pairs:,} pairs of {n_classes:,} classes are summed")
         n_features, scale = self.config.layout.n_sparse, self._find_scale(data)
         sums = self.class_sums(data, n_classes, n_features, scale)
         arrays, rows = sums.arrays, self._rows(data, scale)
