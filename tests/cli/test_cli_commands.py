@@ -19,6 +19,7 @@ import pytest
 from typer.testing import CliRunner
 
 from extremax import ExtremeClassifier, TextClassifier, load_model
+from extremax.cli import batches as batches_module
 from extremax.cli.app import app
 from extremax.cli.options import in_options
 from extremax.cli.train import cross_validate
@@ -611,16 +612,41 @@ def test_batches_are_for_files_of_texts_rejects(folder: Path, features: Path, tm
     ):
         done = cli("train", source, "--out", tmp_path / "m", "--batch-rows", 10, code=2)
         assert sentence in plain(done.stderr)
-    (tmp_path / "texts.csv").write_text("text\na b\nc d\n")
-    done = cli("train", tmp_path / "texts.csv", "--out", tmp_path / "m", "--batch-rows", 10, code=1)
-    assert "has 2 rows, but no labels" in done.stderr
+    for content, sentence in (
+        ("text\na b\nc d\n", "has 2 rows, but no labels"),
+        ("text,label\n", "has no rows"),
+    ):
+        (tmp_path / "texts.csv").write_text(content)
+        done = cli("train", tmp_path / "texts.csv", "--out", tmp_path / "m", "--batch-rows", 10, code=1)
+        assert sentence in done.stderr
+
+
+def test_batches_that_are_interrupted_leave_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data, read = write_tickets(tmp_path / "tickets.csv", 1500), batches_module._File._parts
+
+    def interrupted(*arguments: Any) -> Any:
+        """Read the file for its labels and the sample, and press Ctrl-C in the third reading."""
+        readings.append(arguments)
+        for i, part in enumerate(read(*arguments)):
+            if (len(readings), i) == (3, 2):
+                signal.raise_signal(signal.SIGINT)
+            yield part
+
+    readings: list[Any] = []
+    monkeypatch.setattr(batches_module._File, "_parts", interrupted)
+    command = ["train", data, "--out", tmp_path / "m", "--batch-rows", 300]
+    assert "saved in" in cli(*command, code=130).stderr
+    assert load_model(tmp_path / "m").history_[-1]["epoch"] == 3  # the sample and two parts
 
 
 @pytest.mark.error
 def test_advice_names_options(folder: Path, tmp_path: Path) -> None:
     command = ["train", folder / "data.csv", "--out", tmp_path / "m"]
     said = cli(*command, "--memory-limit", 1000, code=1).stderr
-    assert "Ways out: smaller --char-ngrams, --word-ngrams or --hash-bits; fewer texts." in said
+    assert (
+        "Ways out: smaller --char-ngrams, --word-ngrams or --hash-bits; fewer texts at a time (--batch-rows)."
+        in said
+    )
     said = cli(*command, "--patience", 2, code=1).stderr
     assert "give --valid FILE, or set --validation-fraction." in said
 

@@ -157,7 +157,8 @@ _AS_OPTIONS = {
     "add_classes takes rows": "--add takes rows",
     "NgramFeatures with smaller": "smaller",
     "such as no n-grams of characters": "such as by --char-ngrams 0 0",
-    "read it in parts with extremax.data.iter_dataset": "train on it in parts with --batch-rows",
+    "read it in parts with extremax.data.iter_dataset": "read it in parts (train --batch-rows)",
+    "; fewer texts.": "; fewer texts at a time (--batch-rows).",
     "give fit an eval_set": "give --valid FILE",
 }
 _PARAMETER = re.compile(r"The '(\w+)' parameter of \w+ must be")

@@ -67,7 +67,7 @@ class ProgressLine:
             return
         if not self._in_terminal:
             wait = _LOG_SECONDS if done >= _LOG_FRACTION * total else _MOST_LOG_SECONDS
-            if started == self._logged or now - started < wait or done == 0:
+            if started == self._logged or now - started < wait or not 0 < done < total:
                 return
         self._drawn, self._logged = now, started
         elapsed, fraction = max(now - started, 1e-9), done / total if total > 0 else 1.0
