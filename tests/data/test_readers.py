@@ -238,9 +238,16 @@ def test_more_than_a_tenth_of_bad_lines_rejects(batch_rows):
         assert "line 42, column 1: expected UTF-8 text; this looks like cp1252 ('Tür')" in str(error.value)
         return
     assert sum(batch.n_samples for batch in iter_dataset(stream, batch_rows=10, skip_bad_lines=True)) == 45
+    early = io.BytesIO(
+        b"text,label\n" + b"x\n" * 5 + b"a,1\n" * 95
+    )  # of 10 rows half are bad, of all a twentieth
+    assert sum(batch.n_skipped for batch in iter_dataset(early, batch_rows=10, skip_bad_lines=True)) == 5
     batches = iter_dataset(io.BytesIO(text[: len(text) - 5 * 6] + b"x\n" * 6), skip_bad_lines=True)
     with pytest.raises(ValueError, match="6 of 46 rows are malformed"):
-        next(batches)
+        list(batches)
+    bad = io.BytesIO(b"text,label\n" + b"a,1\nx\n" * 100_000)
+    with pytest.raises(ValueError, match="59 of 119 rows are malformed"):  # long before the end
+        list(iter_dataset(bad, batch_rows=10, skip_bad_lines=True))
 
 
 def test_header_problems_rejects():
@@ -310,6 +317,7 @@ def test_csv_quotes_and_guessing():
         ('"Ticket, short";Label\n"a, b";1\nc;2\n', ["a, b", "c"], ["1", "2"]),
         ("Ticket, short;Label\na, b, c;1\nd;2\n", ["a, b, c", "d"], ["1", "2"]),
         ('"text, in full";label\n"a;\n b, c";1\nd;2\n', ["a;\n b, c", "d"], ["1", "2"]),
+        ("some words;1\nmore;2", ["some words", "more"], ["1", "2"]),  # and no newline at the end
         ("some words|1\nmore|2\n", ["some words", "more"], ["1", "2"]),
         ("text\na; b\nc; d\n", ["a; b", "c; d"], None),
         ("a; b\nc\n", ["a; b", "c"], None),
@@ -327,7 +335,7 @@ def test_delimiter_is_seen(text, texts, labels, tmp_path):
     assert (None if data.y is None else data.y.tolist()) == labels
 
 
-EXCEL = 'Nr;Text;Queue\r\n1;"Für die Tür: Schlüssel, 3 €";Büro\r\n2;kein Netz;IT\r\n'
+EXCEL = 'Nr;Text;Queue\r\n1;"Für die Tür: Schlüssel, 3 €";Büro\r\n2;kein Netz;IT\r\n;;\r\n'
 
 
 @pytest.mark.parametrize(

@@ -21,11 +21,8 @@ import typer
 
 from extremax.params import PARAMETERS
 
-FILES, TRAINING, MORE = (
-    "Reading the file",
-    "Training",
-    "More options",
-)  # panels of --help, behind the options most people need
+# panels of --help, behind the options that most people need
+FILES, TRAINING, MORE = "Reading the file", "Training", "More options"
 Seed = Annotated[
     int | None,
     typer.Option("--seed", min=0, help="Seed of all random draws; the same seed gives the same result."),

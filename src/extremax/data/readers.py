@@ -49,7 +49,7 @@ _TEXT_READERS = {
     "tsv": read_table,
 }
 _JSON = re.compile(rb"\s*(?:\{\s*[\"}]|\[\s*[{\"\]])")
-_MOST_SKIPPED = 0.1  # of all rows; more mean a wrong format or encoding
+_MOST_SKIPPED, _JUDGED_ROWS = 0.1, 100  # of so many rows or more; more mean a wrong format or encoding
 _SNIFFED_LINES = 20  # from which the separator of columns is told
 _XMC_HEADER = re.compile(rb"\s*\d+[ \t]+\d+[ \t]+\d+[ \t]*\r?")
 _SPARSE_LINE = re.compile(
@@ -231,15 +231,21 @@ def _checked(source: Any, format: str, options: ReadOptions, batch_rows: int | N
     """Yield the datasets of a file, and stop where more than a tenth of its rows were skipped."""
     n_rows = n_skipped = 0
     first = ""
-    for data in _batches(source, format, options, batch_rows):
-        n_rows, n_skipped = n_rows + data.n_samples + data.n_skipped, n_skipped + data.n_skipped
-        first = first or (data.skipped[0] if data.skipped else "")
+
+    def check() -> None:
         if n_skipped > 1 and _MOST_SKIPPED * n_rows < n_skipped:
             raise ValueError(
                 f"{n_skipped:,} of {n_rows:,} rows are malformed, more than a tenth; correct the file, or"
                 f" read it with other options. The first is {first}."
             )
+
+    for data in _batches(source, format, options, batch_rows):
+        n_rows, n_skipped = n_rows + data.n_samples + data.n_skipped, n_skipped + data.n_skipped
+        first = first or (data.skipped[0] if data.skipped else "")
+        if batch_rows is None or n_rows >= _JUDGED_ROWS:  # the first lines of a pipe tell little of the rest
+            check()
         yield data
+    check()
 
 
 def _batches(source: Any, format: str, options: ReadOptions, batch_rows: int | None) -> Iterator[Dataset]:
@@ -306,13 +312,13 @@ def _delimiter(head: bytes) -> str:
     It is the one that cuts out a usual name and makes rows of the same length; else one that does either.
     """
     lines = head.decode(errors="replace").split("\n")
-    lines = [line for line in lines[:-1] or lines if line.strip()]  # the last one may be cut off
+    lines = lines[:-1] if len(lines) > 2 else lines  # the last one may be cut off
     best, found = 0, ","
     for delimiter in (",", ";", "\t", "|"):
         rows: list[list[str]] = []
         with suppress(csv.Error):  # a quote in the wrong place, or one that is closed further down
             for row in csv.reader(lines[:_SNIFFED_LINES], delimiter=delimiter, strict=True):
-                rows += [row] if row else []
+                rows += [row] if "".join(row).strip() else []
         if not rows or len(rows[0]) < 2:
             continue
         is_named = not {name.strip().lower() for name in rows[0]}.isdisjoint((*TEXT_NAMES, *LABEL_NAMES))

@@ -195,6 +195,8 @@ def read_table(reader: TextReader) -> Iterator[Row]:
             continue
         labels = None
         if label_at is not None:
+            if not any(fields):
+                continue  # an empty row of a spreadsheet
             if not fields[label_at] and not reader.options.label_separator:
                 reader.bad_lines.add("expected a label, got an empty field", line, label_at + 1)
                 continue
