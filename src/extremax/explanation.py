@@ -109,9 +109,11 @@ class Explanation:
         return self.labels[1] if len(self.labels) > 1 else None
 
     @property
-    def difference(self) -> Contributions | None:
+    def difference(self) -> Contributions:
         """Difference between the scores of the first and the second label."""
-        return self.against[0] if self.against else None
+        if not self.against:
+            raise ValueError("this explanation has one label; for a difference ask for two: explain(x, k=2).")
+        return self.against[0]
 
     def __str__(self) -> str:
         if not self.is_known:
@@ -120,7 +122,7 @@ class Explanation:
             )
             return f"no known word was found; these are the class frequencies: {frequent}"
         lines = [f"{self.label}  {self.probability:.1%}", str(self.score)]
-        if self.difference is not None:
+        if self.against:
             lines += ["", f"{self.label} rather than {self.runner_up}  {self.probabilities[1]:.1%}"]
             lines.append(str(self.difference))
         return "\n".join(lines)

@@ -216,8 +216,7 @@ def finish_model(
     started = time.perf_counter()
     held_out = split.held_out
     try:
-        if not fitted.interrupted:
-            trainer.finish(fitted.state, split)
+        _finish_training(trainer, fitted, split, context)
         _take_weights(trainer, fitted)
         if held_out is not None:
             rows = held_out
@@ -238,6 +237,18 @@ def finish_model(
         publish(fitted)
         raise
     fitted.history[-1]["seconds"] += time.perf_counter() - started
+
+
+def _finish_training(trainer: Trainer, fitted: Fitted, split: Split, context: Context) -> None:
+    """Let the trainer finish; after Ctrl-C with what there is."""
+    if not fitted.interrupted:
+        try:
+            trainer.finish(fitted.state, split)
+            return
+        except KeyboardInterrupt:
+            fitted.interrupted = True
+    context.progress.log("interrupted; what was trained so far is made into a model")
+    trainer.finish(fitted.state, split, interrupted=True)
 
 
 def _take_weights(trainer: Trainer, fitted: Fitted) -> None:

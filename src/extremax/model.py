@@ -378,6 +378,14 @@ class Model:
         return summarize(self.rank_pairs(examples, n_threads=n_threads), examples)
 
     @property
+    def has_several_labels(self) -> bool:
+        """Whether rows may have several labels, each with a probability of its own."""
+        counts = self.classes.counts
+        return self.label_calibration is not None or (
+            counts is not None and int(counts.sum()) > self.classes.n_samples > 0
+        )
+
+    @property
     def labels(self) -> LabelCalibration:
         """The calibration of independent label probabilities, fitted on held-out rows or assumed."""
         if self.label_calibration is not None:
