@@ -284,7 +284,7 @@ def test_tables_of_the_page_are_those_of_the_analysis(open_page, site):
     for name, table, limit in (
         ("Accuracy by class frequency", "deciles", 99),
         ("Most confused pairs", "confusions", 10),
-        ("Rows whose label is likely wrong", "suspects", 10),
+        ("Rows to check", "suspects", 10),
     ):
         shown = page.query_selector_all(f"section[aria-label='{name}'] tbody tr")
         assert len(shown) == min(limit, len(tables[table]["rows"])) > 0

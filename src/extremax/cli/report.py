@@ -37,7 +37,7 @@ def report(
     The file is complete in itself and opens without a server: figures, the
     label tree with the accuracy of its branches, accuracy by class frequency,
     reliability, confused pairs with examples, classes to merge, and rows
-    whose label is likely wrong. Texts of DATA are in it.
+    whose labels are to be checked. Texts of DATA are in it.
 
     Rows whose labels were not in the training data are left out and counted.
     """
@@ -87,5 +87,5 @@ def _show(found: Any, as_json: bool) -> None:
     terminal.print_table(titles, table, title=f"On {found.n_samples:,} rows")
     terminal.log(
         f"{counts['confusions']:,} confused pairs, {counts['merge']:,} pairs of classes to merge,"
-        f" {counts['suspects']:,} rows whose label is likely wrong"
+        f" {counts['suspects']:,} rows to check; chance explains up to {found.n_suspects_by_chance:,.0f}"
     )
