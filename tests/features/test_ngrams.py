@@ -86,7 +86,7 @@ def match_columns(features, texts, names):
     for text in texts:
         found = features.occurrences(text)
         padded = f" {found.text} "
-        for column, start, length, order in zip(*(a.tolist() for a in found[1:]), strict=True):
+        for column, start, length, order in zip(*(a.tolist() for a in found[1:5]), strict=True):
             piece = padded[start + 1 : start + 1 + length]
             if order == 0:
                 columns[0].setdefault(re.sub(r"\s", " ", piece), column)

@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from sklearn.base import BaseEstimator, TransformerMixin
 from sklearn.exceptions import NotFittedError
 
-from extremax.features.text import check_texts, code_points, text_blocks
+from extremax.features.text import check_texts, code_points, cut_tokens, text_blocks
 from extremax.kernels.ngram_hash import (
     MOST_TOKENS,
     N_DIGITS,
@@ -135,6 +135,8 @@ class Occurrences(NamedTuple):
         Column, first character (-1 for the space before the text) and number of characters.
     orders : uint8
         Number of words and marks; 0 for character n-grams.
+    tokens : list of (int, int, int)
+        Beginning, end and kind of each word and mark, known or not.
     """
 
     text: str
@@ -142,6 +144,7 @@ class Occurrences(NamedTuple):
     starts: Int32
     lengths: Int32
     orders: NDArray[np.uint8]
+    tokens: list[tuple[int, int, int]]
 
     @property
     def names(self) -> list[str]:
@@ -415,7 +418,9 @@ class NgramFeatures(TransformerMixin, BaseEstimator, auto_wrap_output_keys=()): 
         )
         columns = self._weighing.places[buckets]
         known = columns >= 0
-        return Occurrences(text.lower(), columns[known], *(array[known] for array in (*places, orders)))
+        lowered = text.lower()
+        tokens = cut_tokens(lowered, self.options.unicode_words)
+        return Occurrences(lowered, columns[known], *(array[known] for array in (*places, orders)), tokens)
 
     # -- names ---------------------------------------------------------------------------------------------
 

@@ -68,6 +68,26 @@ def code_points(
     return np.where(kinds == BLANK, _SPACE, codes), kinds, ends
 
 
+def cut_tokens(text: str, unicode_words: bool = True) -> list[tuple[int, int, int]]:
+    """Return beginning, end and kind of each token of a text in lower case: words and marks, in order.
+
+    Examples
+    --------
+    >>> cut_tokens("to b, 日本")
+    [(0, 2, 2), (3, 4, 2), (4, 5, 0), (6, 7, 3), (7, 8, 3)]
+    """
+    kinds = code_points([text], unicode_words)[1][1:].tolist()
+    found, p = [], 0
+    while p < len(text):
+        start, kind = p, kinds[p]
+        p += 1
+        while p < len(text) and (kinds[p] == SIGN or kinds[p] == kind == WORD):
+            p += 1
+        if kind != BLANK:
+            found.append((start, p, kind))
+    return found
+
+
 def _kind(character: str, unicode_words: bool) -> int:
     if character.isspace():
         return BLANK
