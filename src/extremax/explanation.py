@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from extremax.model import Model
 
 Terms = list[tuple[str, float]]
+_MOST_RAISED = 1 / 3  # of the classes: words of more say little
 _SHOWN = 8  # terms that are printed; the others are added up
 
 
@@ -92,8 +93,8 @@ class Explanation:
     unknown_words : list of str
         Words that no training text has.
     unmatched_words : list of list of str
-        For each label, the known words of the text that the model has no weight of: its training texts have
-        them rarely or never.
+        For each label, the words of the text that raise the scores of other labels, but not of this one:
+        its training texts have them rarely or never. Without words that raise those of most labels.
     """
 
     labels: list[Any]
@@ -304,7 +305,7 @@ def _pieces(text: str, words: list[tuple[int, int]]) -> list[str]:
 
 
 def _matches(model: Model, ids: Int32, found: Occurrences, words: list[tuple[int, int]]) -> dict[str, Any]:
-    """Return the words without a column, and for each class the others that it has no weight of."""
+    """Return the words without a column, and for each class the others that do not raise its score."""
     single = found.orders == 1
     starts, columns = found.starts[single].tolist(), found.columns[single].tolist()
     known = dict(zip(starts, columns, strict=True))
@@ -314,12 +315,18 @@ def _matches(model: Model, ids: Int32, found: Occurrences, words: list[tuple[int
         of_word = [start for start in letters if a <= start < b]
         if of_word:
             inside[found.text[a:b]] = [known[start] for start in of_word if start in known]
-    weights = model.weights
-    having: dict[str, Any] = {}
-    if isinstance(weights, SparseWeights):
-        having = {w: np.concatenate([weights.classes_of(c) for c in own]) for w, own in inside.items() if own}
+    raised = {
+        word: np.concatenate([model.weights.classes_above_zero(column) for column in own])
+        for word, own in inside.items()
+        if own and isinstance(model.weights, SparseWeights)
+    }
     unmatched = [
-        [word for word, classes in having.items() if not np.isin(model.lines.of(label), classes).any()]
+        [
+            word
+            for word, classes in raised.items()
+            if len(classes) <= _MOST_RAISED * model.n_classes
+            and not np.isin(model.lines.of(label), classes).any()
+        ]
         for label in ids.tolist()
     ]
     return {

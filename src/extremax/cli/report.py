@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from extremax.cli import terminal
-from extremax.cli.models import load_rows, open_model, warn_left_out
+from extremax.cli.models import load_rows, open_model, takes_texts, warn_left_out
 from extremax.cli.options import DataArgument, ModelArgument, Opening, Reading
 
 _HTML, _JSON = "report.html", "analysis.json"
@@ -53,7 +53,7 @@ def report(
     rows, labels = load_rows(clf, data, reading)
     found = analyse(clf, rows, labels)
     warn_left_out(found.n_left_out)
-    document = make_document(clf, found)
+    document = make_document(clf, found, examples=rows if takes_texts(clf) else ())
     if len(targets) > 1:
         out.mkdir(parents=True, exist_ok=True)
     if "json" in targets:

@@ -88,6 +88,11 @@ def cut_tokens(text: str, unicode_words: bool = True) -> list[tuple[int, int, in
     return found
 
 
+def cut_words(text: str) -> list[str]:
+    """Return the words of a text in lower case."""
+    return [text[start:end] for start, end, kind in cut_tokens(text) if kind >= WORD]
+
+
 def _kind(character: str, unicode_words: bool) -> int:
     if character.isspace():
         return BLANK
