@@ -290,18 +290,20 @@ class TextClassifier(Classifier):
 
         def names(columns: NDArray[Any]) -> list[str]:
             some = first[np.isin(known, columns)]
-            once = found._replace(**{name: getattr(found, name)[some] for name in found._fields[1:]})
+            once = found._replace(**{name: getattr(found, name)[some] for name in found._fields[1:5]})
             spelled = dict(zip(once.columns.tolist(), once.names, strict=True))
             return [spelled.get(column, EMBEDDING) for column in columns.tolist()]
 
-        return explain_row(
+        explanation = explain_row(
             self.model_,
             self.classes_,
             rows,
             best,
             names,
             found,
+            counts_words=self.features_.options.word_ngrams > 0,
         )
+        return explanation.spelled_as(text)
 
     def _column_names(self, columns: NDArray[np.integer[Any]]) -> list[str]:
         features = self.features_

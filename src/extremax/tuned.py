@@ -79,6 +79,11 @@ class BatchConfig:
     cell_levels: int = 2  # levels of the tree below a cell, at least
     # longest step of a class in whitened rows: rows of one cell are alike, gradients add up
     max_step: float = 1.5
+    # "auto" with too few rows to hold some out: folds choose the part of the learning rate, and calibrate
+    small_rates: tuple[float, ...] = (0.1, 0.3, 1.0)
+    small_ridge: float = 1.0  # of the whitening, there
+    small_shrinkages: tuple[float, ...] = (1.0, 4.0, 16.0)  # of the class means, there
+    folds: int = 5  # as many as give `CalibrationConfig.max_rows` left-out rows are trained
     progress_batches: int = 64  # minibatches between two looks at the clock
     # The first part of a stream gives whitening and start where it has so many rows per feature ...
     stream_rows: float = 1.0
@@ -114,6 +119,7 @@ class WarmStartConfig:
     # mean over median variance of the columns from which a ridge relative to each column's own is tried
     own_unevenness: float = 3.0
     shrinkage: float = 1.0  # rows at the mean of all rows that each class is given
+    shrinkages: tuple[float, ...] = (1.0,)  # to choose from by the rows of the sample, in place of it
     min_within: float = 0.05  # fraction of the variance taken to be inside the classes, at least
     no_variance: float = 1e-14  # variance of rows of unit length that is the rounding of float32
     # training rows, each left out of its class's mean, that choose the scale of the start
