@@ -273,6 +273,15 @@ def test_ignored_rows_alone_give_nan_as_in_torch():
     assert sampled_softmax_loss(h[:0], w, b, none, sampler, reduction="none").shape == (0,)
 
 
+@pytest.mark.parametrize("sampler", [FrequencySampler(COUNTS, 1.0, 12), UniformSampler(N_CLASSES, 12)])
+def test_no_rows_have_a_sum_of_zero(sampler):
+    weight = torch.randn(N_CLASSES, 4, requires_grad=True)
+    target = torch.zeros(0, dtype=torch.long)
+    loss = sampled_softmax_loss(torch.zeros(0, 4), weight, None, target, sampler, reduction="sum")
+    loss.backward()
+    assert loss == 0.0 and not weight.grad.any()
+
+
 def test_sequences_keep_their_shape():
     h, w, b, y = problem(12)
     sampler = UniformSampler(N_CLASSES, N_CLASSES)

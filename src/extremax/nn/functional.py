@@ -229,7 +229,7 @@ def _log_factors(targets: Tensor, here: Tensor, draw: Draw, batch: BatchSample |
     is_target = F.pad(ordered, (0, 1), value=torch.iinfo(ordered.dtype).max)[places] == draw.classes
     drawn = (-draw.log_pi).exp()
     certain = torch.ones_like(is_first, dtype=drawn.dtype)
-    if batch is not None:
+    if batch is not None and len(targets) > 0:
         drawn = (1.0 - batch.share) * drawn
         certain = batch.share * batch.inverse_pi[: len(targets)].to(drawn.dtype)
         # A target that was drawn, too, has both: its first place among the targets gets the sum.
