@@ -229,7 +229,8 @@ class ShardedExtremeSoftmax(ExtremeSoftmax):
         smoothing = self.label_smoothing if self.training else 0.0
         if self.training:
             draw = self.sampler()
-            batch = batch_sample(self.sampler, local, kept, draw) if target.ndim == 1 else None
+            n_sequences = self.shard.size * len(target) if target.ndim > 0 else self.shard.size
+            batch = batch_sample(self.sampler, local, kept, n_sequences, draw)
             terms = class_terms(
                 *(h, weight, bias, local, here, draw, None, batch),
                 smooths=smoothing > 0.0,
