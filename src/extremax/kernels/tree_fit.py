@@ -75,6 +75,7 @@ class Settings(NamedTuple):
     """The numbers of `TreeFitConfig` that the kernel reads, and the seed of the samples."""
 
     patient: bool
+    fit_pairs: bool
     max_points: int
     n_starts: int
     several_starts_points: int
@@ -789,7 +790,7 @@ def fit_subtree(data, nodes, settings, scratch, subtree, alternate):
             total = 0
             for label in labels:
                 total += offsets[label + 1] - offsets[label]
-            if total > 0 and last - first > 1:
+            if total > 0 and last - first > (1 if settings.fit_pairs else 2):
                 level = subtree.level + below
                 _fit_node(data, nodes, settings, scratch, number, level, labels, total, alternate)
             else:
