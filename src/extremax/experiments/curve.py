@@ -28,6 +28,7 @@ from extremax.types import Float32
 
 Point: TypeAlias = dict[str, Any]
 PLATEAU = 0.02  # relative gain over a doubling of epochs below which accuracy no longer rises
+_FIRST_PLATEAU = 8  # epochs: a method may begin slowly
 
 
 @dataclass(frozen=True)
@@ -134,6 +135,19 @@ def gain_of_last_doubling(points: Sequence[Point]) -> float:
     half = [point for point in points if point["epoch"] <= last["epoch"] / 2]
     before = half[-1]["valid_accuracy"] if half else 0.0
     return float((last["valid_accuracy"] - before) / max(last["valid_accuracy"], 1e-12))
+
+
+def on_plateau(points: Sequence[Point]) -> bool:
+    """Tell whether accuracy neither rose nor fell over the last doubling of epochs.
+
+    Examples
+    --------
+    >>> on_plateau([{"epoch": 4, "valid_accuracy": 0.50}, {"epoch": 8, "valid_accuracy": 0.505}])
+    True
+    >>> on_plateau([{"epoch": 4, "valid_accuracy": 0.50}, {"epoch": 8, "valid_accuracy": 0.4}])
+    False
+    """
+    return points[-1]["epoch"] >= _FIRST_PLATEAU and abs(gain_of_last_doubling(points)) < PLATEAU
 
 
 def best_point(points: Sequence[Point], figure: str) -> Point:

@@ -34,13 +34,12 @@ import scipy.sparse as sp
 from extremax.classifier import ExtremeClassifier
 from extremax.errors import TrainingInterruptedWarning
 from extremax.experiments.curve import (
-    PLATEAU,
     CurveFile,
     Evaluator,
     Point,
     Schedule,
     best_point,
-    gain_of_last_doubling,
+    on_plateau,
 )
 from extremax.experiments.machine import environment
 from extremax.experiments.methods import make_classifier, method_of
@@ -56,7 +55,6 @@ from extremax.text import load_model
 from extremax.types import Float32
 
 OnPoint = Callable[[Point], None]
-_FIRST_PLATEAU = 8  # epochs: a method may begin slowly
 _LONG_COMPILATION = 5.0  # seconds of compilation that are worth a message
 
 
@@ -254,8 +252,7 @@ class RunWatcher(Watcher):
             point = self._add_point(record, samples, self.clf.model_)
             if self.patience is not None:
                 stop |= self._keep_best(point, record["epoch"], self.patience)
-            if self.until_plateau and record["epoch"] >= _FIRST_PLATEAU:
-                stop |= gain_of_last_doubling(self.curve.points) < PLATEAU
+            stop |= self.until_plateau and on_plateau(self.curve.points)
         self.finished = stop
         if not self.options.keep_model and (stop or record["epoch"] == self.clf.choices_["n_epochs"]):
             self.close(record)

@@ -44,6 +44,7 @@ PAPER: dict[str, dict[str, float]] = {
 }
 FIGURES = ("accuracy", "log_likelihood")
 ORDER_OF_MAGNITUDE = 10.0
+ANSWERS = {True: "yes", False: "**no**", None: "cannot be told"}
 _TIMING_ERROR = 0.05  # processor times of the same work differ by as much
 _NORMAL = 1.959964  # 97.5% quantile of the normal distribution
 

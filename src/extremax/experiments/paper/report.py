@@ -9,6 +9,7 @@ from typing import Any
 from extremax.experiments.machine import describe_machine
 from extremax.experiments.methods import BASELINES, METHODS, PROPOSED
 from extremax.experiments.paper.claims import (
+    ANSWERS,
     ORDER_OF_MAGNITUDE,
     PAPER,
     Outcome,
@@ -19,7 +20,6 @@ from extremax.experiments.paper.claims import (
     format_figure,
 )
 
-_ANSWERS = {True: "yes", False: "**no**", None: "cannot be told"}
 _CLOCK_WORDS = {
     "cpu_seconds": "processor seconds, all threads together",
     "seconds": "elapsed seconds",
@@ -71,7 +71,7 @@ def write_report(data: ReportData) -> str:
         [_how_made(data)],
         ["![Learning curves](figure.png)"],
         [_how_trained(data)],
-        _table(*_final_figures(data)),
+        format_table(*_final_figures(data)),
         ["The paper's figures are of other data and other features; only the order can be compared."],
         _speed_section(data),
         _search_section(data),
@@ -233,14 +233,14 @@ def _speed_section(data: ReportData) -> list[str]:
                 f"{baseline.accuracy:.1%}",
                 format_figure("accuracy", *difference(proposed, baseline, "accuracy"), signed=True),
                 *(str(found) for found in (speed, wall, trained, samples, near)),
-                _ANSWERS[decisive.exceeds(1.0)],
-                _ANSWERS[decisive.exceeds(ORDER_OF_MAGNITUDE)],
+                ANSWERS[decisive.exceeds(1.0)],
+                ANSWERS[decisive.exceeds(ORDER_OF_MAGNITUDE)],
             ]
         )
     intro = "How many times faster the proposed method reaches the final accuracy of each baseline: geometric"
     intro += " mean over pairs of seeds (lowest to highest). Yes and no are for all seeds; times"
     intro += " within 5% count as equal."
-    return ["## Speed", "", intro, "", *_table(header, rows)]
+    return ["## Speed", "", intro, "", *format_table(header, rows)]
 
 
 def _search_section(data: ReportData) -> list[str]:
@@ -256,7 +256,7 @@ def _search_section(data: ReportData) -> list[str]:
     intro = "Each method had the same number of trials on the paper's grid, chosen by validation accuracy."
     if untuned:
         intro += f" Not searched: {', '.join(untuned)}."
-    return ["## Parameters", "", intro, "", *_table(header, rows)]
+    return ["## Parameters", "", intro, "", *format_table(header, rows)]
 
 
 _READINGS = {"debiased": "(ξ + log p_n)²", "raw": "ξ²"}
@@ -267,7 +267,8 @@ def _reading(model: Mapping[str, Any]) -> str:
     return " (raw)" if model.get("penalized_scores") == "raw" else ""
 
 
-def _table(header: list[str], rows: list[list[str]]) -> list[str]:
+def format_table(header: list[str], rows: list[list[str]]) -> list[str]:
+    """Return the lines of a table in Markdown."""
     lines = ["| " + " | ".join(header) + " |", "|---" + "|---:" * (len(header) - 1) + "|"]
     return lines + ["| " + " | ".join(cells) + " |" for cells in rows]
 

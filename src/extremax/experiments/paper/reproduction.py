@@ -304,9 +304,7 @@ def report(
     runs = {name: paths for name in methods if (paths := finished_runs(folder, name))}
     if not runs:
         raise FileNotFoundError(f"{folder} has no finished run; call reproduce first.")
-    outcomes = {
-        name: Outcome(name, [read_result(path) for path in folders]) for name, folders in runs.items()
-    }
+    outcomes = read_outcomes(folder, methods)
     verdicts = check_claims(outcomes, clock=clock)
     every = [path for folders in runs.values() for path in folders]
     figures = plot(every, folder / "figure.png", clock=clock, formats=("png", "svg", "pdf"))
@@ -328,6 +326,14 @@ def report(
     verdict_list = [vars(verdict) for verdict in verdicts]
     write_json(folder / "outcomes.json", {"outcomes": plain, "verdicts": verdict_list})
     return Reproduction(folder, outcomes, verdicts, target, figures)
+
+
+def read_outcomes(folder: Path, methods: Sequence[str] = ALL_METHODS) -> dict[str, Outcome]:
+    """Return what the finished runs in the folder of a comparison reached, by method."""
+    runs = {name: finished_runs(folder, name) for name in methods}
+    return {
+        name: Outcome(name, [read_result(path) for path in paths]) for name, paths in runs.items() if paths
+    }
 
 
 def finished_runs(folder: Path, method: str) -> list[Path]:
