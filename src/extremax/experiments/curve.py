@@ -129,6 +129,19 @@ def read_curve(path: Path) -> list[Point]:
     return points
 
 
+def save_test_rows(folder: Path, number: int, by_row: Float32) -> None:
+    """Write hits and log-probabilities of the test rows at a point of the curve."""
+    target = folder / "test_rows" / f"{number:03d}.npy"
+    target.parent.mkdir(exist_ok=True)
+    np.save(target, by_row)
+
+
+def read_test_rows(folder: Path, number: int) -> Float32:
+    """Return what `save_test_rows` wrote."""
+    by_row: Float32 = np.load(folder / "test_rows" / f"{number:03d}.npy", allow_pickle=False)
+    return by_row
+
+
 def gain_of_last_doubling(points: Sequence[Point]) -> float:
     """Return the relative gain of validation accuracy from half of the epochs to the end."""
     last = points[-1]

@@ -28,7 +28,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-import numpy as np
 import scipy.sparse as sp
 
 from extremax.classifier import ExtremeClassifier
@@ -40,6 +39,7 @@ from extremax.experiments.curve import (
     Schedule,
     best_point,
     on_plateau,
+    save_test_rows,
 )
 from extremax.experiments.machine import environment
 from extremax.experiments.methods import make_classifier, method_of
@@ -52,7 +52,6 @@ from extremax.runtime.locks import hold_folder
 from extremax.runtime.threads import resolve_threads
 from extremax.solvers.loop import Moment, Record, Watcher
 from extremax.text import load_model
-from extremax.types import Float32
 
 OnPoint = Callable[[Point], None]
 _LONG_COMPILATION = 5.0  # seconds of compilation that are worth a message
@@ -308,19 +307,6 @@ class RunWatcher(Watcher):
 def record_samples(record: Record, n_rows: int) -> int:
     """Return the training rows seen at the end of the epoch of a record."""
     return int(record["epoch"]) * n_rows
-
-
-def save_test_rows(folder: Path, number: int, by_row: Float32) -> None:
-    """Write hits and log-probabilities of the test rows at a point of the curve."""
-    target = folder / "test_rows" / f"{number:03d}.npy"
-    target.parent.mkdir(exist_ok=True)
-    np.save(target, by_row)
-
-
-def read_test_rows(folder: Path, number: int) -> Float32:
-    """Return what `save_test_rows` wrote."""
-    by_row: Float32 = np.load(folder / "test_rows" / f"{number:03d}.npy", allow_pickle=False)
-    return by_row
 
 
 def complete(clf: ExtremeClassifier, train: Callable[[], object]) -> None:

@@ -179,16 +179,6 @@ def test_theorem_is_about_one_negative():
     assert max(others) > best
 
 
-def test_mixing_curve_rises_to_one():
-    p_data, p_noise = random_tables(4, 7, seed=20)
-    curve = theory.mixing_curve(p_data, p_noise, np.linspace(0.0, 1.0, 21))
-    assert np.all(np.diff(curve.relative_snr) > 0)
-    assert curve.relative_snr[-1] == pytest.approx(1.0, rel=1e-14)
-    assert curve.overlap[-1] == pytest.approx(1.0, rel=1e-14)
-    # The ratio is a function of the mean overlap alone.
-    np.testing.assert_allclose(curve.relative_snr, 6 / (7 - curve.overlap), rtol=1e-12)
-
-
 # -- noise distributions on data with a hierarchy
 
 
@@ -261,7 +251,6 @@ def test_zero_probabilities_are_limits():
         (lambda: theory.snr([[0.5, 0.5]], [0.5, 0.5], n_negatives=0), "n_negatives is 0"),
         (lambda: theory.simulate_snr([[0.5, 0.5]], [0.5, 0.5], n_draws=1), "n_draws is 1"),
         (lambda: theory.hessian(np.full((50, 100), 0.01), np.full(100, 0.01)), "5000 scores"),
-        (lambda: theory.mixing_curve([[0.5, 0.5]], [0.5, 0.5], [1.5]), "weights must be"),
     ],
 )
 def test_wrong_input_rejects(call, sentence):

@@ -15,6 +15,7 @@ from typing import Any
 
 from extremax.experiments.catalog import LEMMA_SUBSETS, source_files
 from extremax.experiments.methods import BASELINES, FIGURE_1, METHODS, PROPOSED
+from extremax.experiments.paper import reproduce
 from extremax.experiments.paper.claims import (
     ANSWERS,
     FIGURES,
@@ -24,9 +25,9 @@ from extremax.experiments.paper.claims import (
     check_claims,
     compare_speed,
     format_factor,
+    read_outcomes,
 )
 from extremax.experiments.paper.report import format_table
-from extremax.experiments.paper.reproduction import read_outcomes, reproduce
 from extremax.experiments.recipe import (
     DataConfig,
     EvaluationConfig,

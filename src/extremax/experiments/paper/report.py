@@ -16,7 +16,6 @@ from extremax.experiments.paper.claims import (
     Verdict,
     compare_speed,
     difference,
-    format_factor,
     format_figure,
 )
 
@@ -67,7 +66,7 @@ def write_report(data: ReportData) -> str:
     """Return the report."""
     parts = [
         [f"# The paper's comparison on {data.title}"],
-        summarize_verdicts(data.verdicts),
+        [f"- {verdict}" for verdict in sorted(data.verdicts, key=_failed_first)],
         [_how_made(data)],
         ["![Learning curves](figure.png)"],
         [_how_trained(data)],
@@ -75,56 +74,12 @@ def write_report(data: ReportData) -> str:
         ["The paper's figures are of other data and other features; only the order can be compared."],
         _speed_section(data),
         _search_section(data),
-        ["## Claims of the paper"],
-        [f"- {verdict}" for verdict in data.verdicts],
     ]
     return "\n\n".join("\n".join(part) for part in parts if part) + "\n"
 
 
-def summarize_verdicts(verdicts: Sequence[Verdict]) -> list[str]:
-    """Return a line for the claims that fail, one for those that cannot be told, one for those that hold."""
-    lines = []
-    for held, words in ((False, "**Do not hold here**"), (None, "Cannot be told"), (True, "Hold here")):
-        chosen = [verdict for verdict in verdicts if verdict.held is held]
-        claims = [_short_claim(verdict) for verdict in chosen if not verdict.baseline]
-        for ending, start in ((_BY_TEN, "faster by an order of magnitude than"), ("", "faster than")):
-            factors = [
-                f"{METHODS[verdict.baseline].label} ({_factor(verdict)})"
-                for verdict in chosen
-                if verdict.baseline and verdict.claim.endswith(_BY_TEN) is bool(ending)
-            ]
-            if factors:
-                claims.append(f"{start} {', '.join(factors)}")
-        if claims:
-            lines.append(f"- {words}: {'; '.join(claims)}.")
-    return lines
-
-
-_BY_TEN = "by an order of magnitude"
-
-
-def _short_claim(verdict: Verdict) -> str:
-    """Return a claim about all baselines, or about softmax, with its number."""
-    claim = verdict.claim.replace("The proposed method reaches a", "a").replace(
-        "Full softmax is", "full softmax"
-    )
-    claim = claim.removesuffix(" (appendix A.2)")
-    figure = "log_likelihood" if "likelihood" in claim else "accuracy"
-    assert verdict.value is not None
-    assert verdict.error is not None
-    return f"{claim} ({format_figure(figure, verdict.value, verdict.error, signed=True)})"
-
-
-def _factor(verdict: Verdict) -> str:
-    assert verdict.value is not None
-    assert verdict.low is not None
-    assert verdict.high is not None
-    if verdict.high <= 0:
-        return "never gets there"
-    if verdict.low <= 0:
-        return f"at most {format_factor(verdict.high)} times; with some seeds it never gets there"
-    low, high = format_factor(verdict.low), format_factor(verdict.high)
-    return f"{format_factor(verdict.value)} times, {low} to {high}"
+def _failed_first(verdict: Verdict) -> int:
+    return (False, None, True).index(verdict.held)
 
 
 def _how_made(data: ReportData) -> str:

@@ -71,15 +71,6 @@ class NoiseFigures:
     divergence: float
 
 
-@dataclass(frozen=True)
-class MixingCurve:
-    """SNR and overlap of ``(1 - weight) p_n + weight p_D`` for each weight."""
-
-    weights: Float64
-    relative_snr: Float64
-    overlap: Float64
-
-
 # -- the loss
 
 
@@ -316,25 +307,6 @@ def compare_noises(p_data: ArrayLike, noises: Mapping[str, ArrayLike]) -> tuple[
             )
         )
     return tuple(rows)
-
-
-def mixing_curve(p_data: ArrayLike, p_noise: ArrayLike, weights: ArrayLike) -> MixingCurve:
-    """Return the SNR of mixtures ``(1 - weight) p_n + weight p_D``, for weights from 0 to 1.
-
-    Examples
-    --------
-    >>> curve = mixing_curve([[0.7, 0.2, 0.1]], [1/3, 1/3, 1/3], [0.0, 0.5, 1.0])
-    >>> bool(np.all(np.diff(curve.relative_snr) > 0))
-    True
-    """
-    data, noise = _check_tables(p_data, p_noise)
-    mixing = np.asarray(weights, np.float64)
-    if mixing.ndim != 1 or not np.all((mixing >= 0.0) & (mixing <= 1.0)):
-        raise ValueError("weights must be a list of numbers from 0 (the noise alone) to 1 (p_D alone).")
-    best = snr(data, data)
-    mixed = [(1.0 - weight) * noise + weight * data for weight in mixing]
-    relative = np.array([snr(data, p) / best for p in mixed], np.float64)
-    return MixingCurve(mixing, relative, np.array([overlap(data, p).mean() for p in mixed], np.float64))
 
 
 # -- parts
