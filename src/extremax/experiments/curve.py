@@ -143,11 +143,17 @@ def read_test_rows(folder: Path, number: int) -> Float32:
 
 
 def gain_of_last_doubling(points: Sequence[Point]) -> float:
-    """Return the relative gain of validation accuracy from half of the epochs to the end."""
+    """Return the change of validation accuracy from half of the epochs to the end, over the larger of both.
+
+    Examples
+    --------
+    >>> gain_of_last_doubling([{"epoch": 4, "valid_accuracy": 0.5}, {"epoch": 8, "valid_accuracy": 0.0}])
+    -1.0
+    """
     last = points[-1]
     half = [point for point in points if point["epoch"] <= last["epoch"] / 2]
     before = half[-1]["valid_accuracy"] if half else 0.0
-    return float((last["valid_accuracy"] - before) / max(last["valid_accuracy"], 1e-12))
+    return float((last["valid_accuracy"] - before) / max(last["valid_accuracy"], before, 1e-12))
 
 
 def on_plateau(points: Sequence[Point]) -> bool:
