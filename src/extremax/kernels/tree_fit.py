@@ -706,8 +706,9 @@ def _fit_node(data, nodes, settings, scratch, number, level, labels, total, alte
         for c in range(k + 1):
             right[c] = 0.0
         for j in range(m - m // 2, m):
-            for c in range(k + 1):
-                right[c] += data.sums[labels[j], c]
+            if data.offsets[labels[j] + 1] > data.offsets[labels[j]]:
+                for c in range(k + 1):
+                    right[c] += data.sums[labels[j], c]
     curvature = _evaluate(node, theta, True)
     n_splits, changed = _ascend(
         node,
