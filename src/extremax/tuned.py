@@ -276,6 +276,7 @@ class TreeFitConfig:
     max_drift: float = 1.0  # mean change of the logits from which a Hessian is computed anew
     power_steps: int = 30  # iterations for the first direction
     power_tolerance: float = 1e-6  # squared change of the direction at which they end
+    fit_pairs: bool = True  # whether nodes of two classes get parameters; a mere structure needs none
     subtree_points: int = 4096  # points; smaller nodes are fitted as whole subtrees (no result depends on it)
 
 
@@ -285,13 +286,13 @@ class TreeTuningConfig:
 
     grid: tuple[float, ...] = (0.01, 0.1, 1.0, 10.0, 100.0, 1e4)  # the largest leaves the class frequencies
     held_out: float = 0.1  # fraction of the rows that choose
-    sample_rows: int = 30_000  # rows; enough to rank penalties, more only cost time
+    sample_rows: int = 10_000  # rows that rank the penalties of the top levels
+    sample_share: float = 1 / 8  # of the rows, in whole subtrees, that rank those below, at least
     structure_regularization: float = 0.3  # while the structure is fitted
     bias_regularization: float = 1.0  # of all fits: biases are class frequencies, which need little shrinkage
     top_levels: int = 6  # levels decided by a sample of rows; deeper ones by a sample of subtrees
     rough_starts: int = 1  # `n_starts` of a rough structure, for trees that only propose classes
     rough_points: int = 20_000  # `max_points` of a rough structure: a third of the time
-    rough_rows: int = 30_000  # `sample_rows` of a rough choice
 
 
 @dataclass(frozen=True)

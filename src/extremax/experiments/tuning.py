@@ -4,8 +4,7 @@ The folder of a search holds ``study.db`` (SQLite), ``trials.json`` and ``best.t
 best parameters. An interrupted or killed search is resumed: finished trials are kept, and one that was cut
 off is repeated. While a search runs, it locks its folder.
 
-The default space is the paper's grid, with higher learning rates added: here rows are scaled to mean square
-length one, the paper's were longer, and a step of Adagrad is as long as the learning rate for any features.
+The default space is the paper's grid, with higher learning rates added: the best ones on rows of unit length.
 """
 
 from __future__ import annotations
