@@ -21,7 +21,7 @@ PACKAGE = Path(__file__).resolve().parent.parent / "src" / "extremax"
 # matching name decides: "storage.models" is a part of its own.
 CORE = (
     *("errors", "types", "tuned", "kernels", "examples", "validation", "params", "metrics"),
-    *("runtime", "storage", "features", "tree", "calibration", "scores", "solvers"),
+    *("runtime", "storage", "features", "tree", "calibration", "class_texts", "scores", "solvers"),
     *("model", "storage.models", "storage.card", "explanation", "class_editing", "fit"),
     *("classifier", "text", "evaluation", "data"),
 )

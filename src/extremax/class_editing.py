@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from extremax.class_texts import Descriptions
 from extremax.errors import warn_caller
 from extremax.examples import Examples
-from extremax.model import ClassInfo, Descriptions, Model
+from extremax.model import ClassInfo, Model
 from extremax.runtime.context import Context
 from extremax.scores.base import EditableSearch, Scorer, Search, Weights
 from extremax.scores.dense import DenseWeights
@@ -365,6 +366,7 @@ def _take_classes(classes: ClassInfo, index: Int64) -> ClassInfo:
         n_samples,
         None if classes.means is None else classes.means[index],
         None if texts is None else Descriptions.of([texts.text(int(i)) for i in index]),
+        None if classes.texts is None else classes.texts.take(index),
     )
 
 
@@ -384,7 +386,8 @@ def _merge_classes(classes: ClassInfo, target: Int64, n_classes: int) -> ClassIn
         texts = Descriptions.of(["; ".join(part) for part in joined])
     if counts is not None:
         counts = np.bincount(target, weights=counts, minlength=n_classes).astype(np.int64)
-    return ClassInfo(counts, classes.n_samples, means, texts)
+    own = None if classes.texts is None else classes.texts.merge(target)
+    return ClassInfo(counts, classes.n_samples, means, texts, own)
 
 
 def _plus_classes(classes: ClassInfo, counts: Int64, data: Examples) -> ClassInfo:
@@ -393,9 +396,8 @@ def _plus_classes(classes: ClassInfo, counts: Int64, data: Examples) -> ClassInf
         known = [texts.text(i) for i in range(len(texts.ends))]
         texts = Descriptions.of(known + [""] * len(counts))
     before = classes.counts
-    return ClassInfo(
-        None if before is None else np.concatenate([before, counts]), classes.n_samples + n_rows, None, texts
-    )
+    joined = None if before is None else np.concatenate([before, counts])
+    return ClassInfo(joined, classes.n_samples + n_rows, None, texts, classes.texts)
 
 
 # -- weights of new classes

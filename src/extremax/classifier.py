@@ -17,6 +17,7 @@ from sklearn.exceptions import NotFittedError
 from sklearn.utils.validation import validate_data
 
 from extremax import class_editing as editing
+from extremax.class_texts import WEIGHT
 from extremax.errors import ModelFileError, ScoreOverflowError, TrainingInterruptedWarning, warn_caller
 from extremax.examples import Examples, FeatureLayout
 from extremax.explanation import Explanation, LabelExplanation, explain_class, explain_row
@@ -59,7 +60,7 @@ from extremax.types import Bool, Features, Float32, Float64, Int32, Int64
 from extremax.validation.constraints import Choice, ConstraintTable, Interval, check_parameters
 from extremax.validation.features import check_features, copied_bytes, join_pair
 from extremax.validation.frames import as_frame, frame_inputs, is_frame
-from extremax.validation.labels import LabelIndex, check_classes
+from extremax.validation.labels import LabelIndex, check_classes, encode_labels, join_labels
 from extremax.validation.random_state import check_random_state
 from extremax.validation.sample_weight import class_weights, row_weight, warn_unlabelled
 from extremax.validation.targets import encode_targets, indicator_format, lookup_targets, make_indicator
@@ -84,11 +85,14 @@ class FirstRows(NamedTuple):
         Groups of columns in the layout of texts.
     held
         Bytes that features of texts take, by part.
+    text_labels
+        Labels of the last rows of X, which are class texts.
     """
 
     X: Any
     groups: tuple[int, ...] = ()
     held: Mapping[str, int] = MappingProxyType({})
+    text_labels: Sequence[Any] = ()
 
 
 class Classifier(ClassifierMixin, BaseEstimator):
@@ -754,6 +758,8 @@ class ExtremeClassifier(Classifier):
         """Train from the beginning, on the rows of a first call."""
         first, held = self._read_first(rows, y, classes, sample_weight)
         data = self._class_weighted(first).usable()
+        if len(rows.text_labels):
+            data = data.with_class_texts(self._label_index.lookup(list(rows.text_labels)), WEIGHT)
         self._require_two_classes(data)
         context = self._context(check_random_state(self.random_state))
         data, validation = self._split_validation(data, eval_set, context.seed)
@@ -969,11 +975,14 @@ class ExtremeClassifier(Classifier):
 
         Returns the examples, and the bytes that are held for the fit by now, by part.
         """
-        given, groups, held = rows
+        given, groups, held, text_labels = rows
         X, n_dense = join_pair(given)
         features = check_features(X)
         n_columns, copied = int(features.shape[1]), copied_bytes(given, features)
-        known, targets = encode_targets(y, n_samples=features.shape[0], classes=classes)
+        n_samples = features.shape[0] - len(text_labels)
+        known, targets = encode_targets(y, n_samples=n_samples, classes=classes)
+        if len(text_labels):
+            known, targets = self._with_text_labels(known, targets, list(text_labels), y)
         check_savable(known)
         self._indicator = indicator_format(y)
         scaling = None
@@ -982,9 +991,26 @@ class ExtremeClassifier(Classifier):
         if scaling is not None:
             features = scaling.scale(features)
         self.layout_ = FeatureLayout(n_columns, n_dense, groups, scaling)
-        data = self._weighted(targets.with_features(features), sample_weight)
+        data = self._weighted(targets, sample_weight).with_features(features)
         self._remember(X, features, known)
         return data, {**held, "converted features": copied} if copied else held
+
+    def _with_text_labels(
+        self, known: NDArray[Any], targets: Examples, labels: list[Any], y: Any
+    ) -> tuple[NDArray[Any], Examples]:
+        """Return classes and pairs with the labels of class texts among the classes."""
+        more, _ = encode_labels(labels, name="class_texts")
+        found = LabelIndex(known).find(more.tolist(), where=str, hint="", allow_unseen=True)
+        new = more[found < 0]
+        if not len(new):
+            return known, targets
+        if indicator_format(y) is not None:
+            raise ValueError(
+                f"class_texts has the label {new.item(0)!r}, which is not a column of y; its columns are all"
+                " classes that there are."
+            )
+        both, place = join_labels(known, new)
+        return both, replace(targets, y=np.argsort(place).astype(np.int32)[targets.y])
 
     def _remember(self, X: Any, features: Features, classes: NDArray[Any]) -> None:
         self.classes_ = classes

@@ -5,16 +5,18 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from operator import attrgetter
 from typing import Any, Self
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 from sklearn.base import clone
 from sklearn.utils import TransformerTags
 from sklearn.utils.validation import _num_samples
 
-from extremax.classifier import Classifier, ExtremeClassifier, FirstRows, check_count
+from extremax.class_texts import ClassTexts, list_class_texts
+from extremax.classifier import Classifier, EvalSet, ExtremeClassifier, FirstRows, check_count
 from extremax.errors import ModelFileError
 from extremax.explanation import Explanation, explain_frequencies, explain_row
 from extremax.features.ngrams import NgramFeatures
@@ -23,6 +25,7 @@ from extremax.runtime.memory import check_memory, describe_memory
 from extremax.runtime.progress import ProgressLine
 from extremax.runtime.threads import resolve_threads
 from extremax.scores.sparse import EMBEDDING
+from extremax.solvers.loop import Callback
 from extremax.solvers.registry import find_solver
 from extremax.storage import checks
 from extremax.storage.models import open_model
@@ -75,6 +78,7 @@ class TextClassifier(Classifier):
     """
 
     _input = "texts"
+    _class_texts: tuple[list[Any], list[str]] = ([], [])  # labels and texts of the fit that is running
     _encodes = False  # whether the encoder is used, alone or beside features
     _encoder_name: str | None = None  # what the folder of a saved model calls its encoder
 
@@ -116,24 +120,64 @@ class TextClassifier(Classifier):
 
     # -- training ------------------------------------------------------------------------------------------
 
+    def fit(
+        self,
+        X: Any,
+        y: Any,
+        sample_weight: ArrayLike | None = None,
+        *,
+        class_texts: Mapping[Any, str | Sequence[str]] | None = None,
+        eval_set: EvalSet = None,
+        classes: ArrayLike | None = None,
+        callbacks: Sequence[Callback] = (),
+    ) -> Self:
+        """Train from the beginning; the other parameters are those of `ExtremeClassifier.fit`.
+
+        Parameters
+        ----------
+        class_texts : dict from labels to texts, optional
+            Names, synonyms and descriptions of classes, one text or a list for each. They are trained on with
+            less weight than a row of X. A label without a row of X is a class as well.
+
+        Examples
+        --------
+        >>> texts = ["fell off a ladder", "fall from a roof", "bitten by a dog", "bitten by a cat"] * 5
+        >>> names = {"burn": ["burned by fire or hot water", "scald"]}
+        >>> clf = TextClassifier().fit(texts, ["fall", "fall", "bite", "bite"] * 5, class_texts=names)
+        >>> clf.predict(["a scald", "fell off a roof"]).tolist()
+        ['burn', 'fall']
+        """
+        self._class_texts = ([], []) if class_texts is None else list_class_texts(class_texts)
+        try:
+            return super().fit(X, y, sample_weight, eval_set=eval_set, classes=classes, callbacks=callbacks)
+        finally:
+            self.__dict__.pop("_class_texts", None)
+
     def _forget(self) -> None:
         for name in ("classifier_", "features_", "_encodes", "_encoder", "_encoder_name"):
             self.__dict__.pop(name, None)
 
     def _first_rows(self, X: Any, y: Any) -> FirstRows:
-        return self._fit_features(self._check_first(X, y))
+        labels, texts = self._class_texts
+        rows = self._fit_features([*self._check_first(X, y), *texts])
+        return rows._replace(text_labels=labels)
 
     def _eval_rows(self, X: Any, y: Any) -> tuple[Any, Any]:
         texts, labels = self._inputs(X, y)
         return self._transform(texts), labels
 
     def _finish_first(self, X: Any) -> None:
+        labels, texts = self._class_texts
+        if texts:
+            found = ClassTexts.of(texts, self.classifier_.label_ids(labels))
+            classes = replace(self.model_.classes, texts=found)
+            self._replace_model(replace(self.model_, classes=classes))
         if self.features_ is None:
             return
         # names of the columns with the greatest weights, which `explain_label` shows
         used, greatest = self.model_.weights.column_maxima()
         order = np.argsort(-greatest, kind="stable")
-        self.features_.keep_names(list(X), used[order][used[order] < self.features_.n_features])
+        self.features_.keep_names([*X, *texts], used[order][used[order] < self.features_.n_features])
         if not self.features_.count_unknown:
             # the length of a row does not say then how much of a text is unknown
             self._replace_model(self.model_.with_reference(None))

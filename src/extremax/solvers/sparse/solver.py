@@ -336,7 +336,8 @@ class SparseTrainer(TrainerBase):
         weight = data.weight
         if weight is None or self.config.streaming:
             return data
-        return replace(data, weight=(weight / weight.mean(dtype=np.float64)).astype(np.float32))
+        mean = data.ordinary().pair_weight.mean(dtype=np.float64)
+        return replace(data, weight=(weight / mean).astype(np.float32))
 
     def _rows(self, data: Examples, scale: float) -> CSRRows:
         """Return the sparse columns as the kernels take them, times a scale."""
