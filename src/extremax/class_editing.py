@@ -58,11 +58,16 @@ _MAX_LEAD = 2.0  # nats, the median lead on own rows where no others can be comp
 
 
 def add_rows(
-    clf: ExtremeClassifier, X: Features, y: Any, sample_weight: ArrayLike | None, classes: ArrayLike | None
+    clf: ExtremeClassifier,
+    X: Features,
+    y: Any,
+    sample_weight: ArrayLike | None,
+    classes: ArrayLike | None,
+    n_ordinary: int | None = None,
 ) -> None:
-    """Add the classes of checked rows to a classifier, in place."""
+    """Add the classes of checked rows, class texts from `n_ordinary` on, to a classifier in place."""
     known, targets = encode_targets(y, n_samples=X.shape[0], classes=classes)
-    data = clf._weighted(targets.with_features(X), sample_weight)
+    data = clf._weighted(replace(targets.with_features(X), n_ordinary=n_ordinary), sample_weight)
     ids = _find_labels(clf, known)
     if (ids >= 0).all():
         what = (
@@ -247,7 +252,7 @@ def add_classes(fitted: Fitted, data: Examples, place: Int64, context: Context) 
     data = trainer.accept(data)
     state, weights = _grow(fitted, data, n_new, trainer, context)
     noise = state.noise
-    counts = data.class_counts(n_new).astype(np.int64)
+    counts = data.ordinary().class_counts(n_new).astype(np.int64)
     classes = _plus_classes(model.classes, counts, data)
     label_map = model.label_map
     if label_map is not None:
@@ -391,7 +396,7 @@ def _merge_classes(classes: ClassInfo, target: Int64, n_classes: int) -> ClassIn
 
 
 def _plus_classes(classes: ClassInfo, counts: Int64, data: Examples) -> ClassInfo:
-    texts, n_rows = classes.descriptions, len(np.unique(data.rows))
+    texts, n_rows = classes.descriptions, len(np.unique(data.ordinary().rows))
     if texts is not None:
         known = [texts.text(i) for i in range(len(texts.ends))]
         texts = Descriptions.of(known + [""] * len(counts))

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from extremax.storage import checks
 from extremax.types import Int32, Int64
 
-WEIGHT = 0.3  # of a class text, in ordinary rows (lab/tuning.md#class-texts)
+WEIGHT = 0.2  # of a class text, in ordinary rows (lab/tuning.md#class-texts)
 
 
 class Descriptions(NamedTuple):

@@ -85,6 +85,8 @@ class Explanation:
         Difference between the score of the first label and that of each of the others.
     is_known : bool
         False for a text that says nothing to the model: its answer is the class frequencies.
+    matched : str or None
+        The class text of the first label that the text is most like, if there is one like it.
     """
 
     labels: list[Any]
@@ -92,6 +94,7 @@ class Explanation:
     score: Contributions
     against: list[Contributions]
     is_known: bool = True
+    matched: str | None = None
 
     @property
     def label(self) -> Any:
@@ -119,7 +122,10 @@ class Explanation:
                 f"{label} {p:.1%}" for label, p in zip(self.labels, self.probabilities, strict=True)
             )
             return f"no known word was found; these are the class frequencies: {frequent}"
-        lines = [f"{self.label}  {self.probability:.1%}", str(self.score)]
+        lines = [f"{self.label}  {self.probability:.1%}"]
+        if self.matched is not None:
+            lines.append(f"matched the name {self.matched!r}")
+        lines.append(str(self.score))
         if self.difference is not None:
             lines += ["", f"{self.label} rather than {self.runner_up}  {self.probabilities[1]:.1%}"]
             lines.append(str(self.difference))

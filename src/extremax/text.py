@@ -15,7 +15,8 @@ from sklearn.base import clone
 from sklearn.utils import TransformerTags
 from sklearn.utils.validation import _num_samples
 
-from extremax.class_texts import ClassTexts, list_class_texts
+from extremax import class_editing as editing
+from extremax.class_texts import WEIGHT, ClassTexts, list_class_texts
 from extremax.classifier import Classifier, EvalSet, ExtremeClassifier, FirstRows, check_count
 from extremax.errors import ModelFileError
 from extremax.explanation import Explanation, explain_frequencies, explain_row
@@ -36,6 +37,7 @@ from extremax.validation.frames import frame_inputs, frame_texts
 
 TEXT_COMPONENT = "text"  # the component of a saved model that makes it one of texts
 _MAX_ENCODER_NAME = 500  # characters
+_LEAST_MATCH = 0.4  # cosine of a text with a class text that explains its label
 
 
 def _of_classifier(name: str, doc: str) -> Any:
@@ -168,10 +170,7 @@ class TextClassifier(Classifier):
 
     def _finish_first(self, X: Any) -> None:
         labels, texts = self._class_texts
-        if texts:
-            found = ClassTexts.of(texts, self.classifier_.label_ids(labels))
-            classes = replace(self.model_.classes, texts=found)
-            self._replace_model(replace(self.model_, classes=classes))
+        self._keep_class_texts(labels, texts)
         if self.features_ is None:
             return
         # names of the columns with the greatest weights, which `explain_label` shows
@@ -234,6 +233,52 @@ class TextClassifier(Classifier):
         n_bytes = sum(copied_bytes(None, part) for part in made)
         n_bytes += 0 if self.features_ is None else self.features_.n_bytes
         return FirstRows(features, groups, {"text features": n_bytes})
+
+    def add_classes(
+        self,
+        X: Any = (),
+        y: Any = (),
+        sample_weight: ArrayLike | None = None,
+        *,
+        class_texts: Mapping[Any, str | Sequence[str]] | None = None,
+        classes: ArrayLike | None = None,
+    ) -> Self:
+        """Add new classes, given rows or `class_texts` of them; see `ExtremeClassifier.add_classes`.
+
+        Examples
+        --------
+        >>> texts = ["fell off a ladder", "fall from a roof", "bitten by a dog", "bitten by a cat"] * 5
+        >>> clf = TextClassifier().fit(texts, ["fall", "fall", "bite", "bite"] * 5)
+        >>> clf.add_classes(class_texts={"roof": "damage to a roof"}).classes_.tolist()
+        ['bite', 'fall', 'roof']
+        """
+        if class_texts is None:
+            return super().add_classes(X, y, sample_weight, classes=classes)
+        self._require_fitted("before add_classes")
+        labels, texts = list_class_texts(class_texts)
+        given, y = self._inputs(X, y)
+        rows = list(given)
+        weight = np.ones(len(rows)) if sample_weight is None else np.asarray(sample_weight, np.float64)
+        several = any(isinstance(label, list) for label in y)
+        editing.add_rows(
+            self._inner,
+            self.to_features([*rows, *texts]),
+            [*y, *([label] if several else label for label in labels)],
+            np.append(weight, np.full(len(texts), WEIGHT)),
+            classes,
+            len(rows),
+        )
+        self._keep_class_texts(labels, texts)
+        return self
+
+    def _keep_class_texts(self, labels: list[Any], texts: list[str]) -> None:
+        """Add texts of known labels to those of the model."""
+        if not texts:
+            return
+        classes = self.model_.classes
+        more = ClassTexts.of(texts, self.classifier_.label_ids(labels))
+        joined = more if classes.texts is None else classes.texts.plus(more)
+        self._replace_model(replace(self.model_, classes=replace(classes, texts=joined)))
 
     # -- prediction ----------------------------------------------------------------------------------------
 
@@ -333,7 +378,7 @@ class TextClassifier(Classifier):
         _, first = np.unique(found.columns, return_index=True)
         once = found._replace(**{name: getattr(found, name)[first] for name in found._fields[1:]})
         spelled = dict(zip(once.columns.tolist(), once.names, strict=True))
-        return explain_row(
+        explanation = explain_row(
             self.model_,
             self.classes_,
             rows,
@@ -341,6 +386,18 @@ class TextClassifier(Classifier):
             lambda columns: [spelled.get(column, EMBEDDING) for column in columns.tolist()],
             found,
         )
+        return replace(explanation, matched=self._match(text, int(best[0][0, 0])))
+
+    def _match(self, text: str, label: int) -> str | None:
+        """Return the class text of a class with the highest cosine, unless that is low."""
+        texts = self.model_.classes.texts
+        own = [] if texts is None else texts.of_class(label)
+        if self.features_ is None or not own:
+            return None
+        row, *others = self.features_.transform([text, *own])
+        cosines = [float(row.multiply(other).sum()) for other in others]
+        best = int(np.argmax(cosines))
+        return own[best] if cosines[best] >= _LEAST_MATCH else None
 
     def _column_names(self, columns: NDArray[np.integer[Any]]) -> list[str]:
         features = self.features_

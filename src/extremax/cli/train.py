@@ -11,7 +11,13 @@ from typing import Annotated, Any
 import typer
 
 from extremax.cli import terminal
-from extremax.cli.models import describe_labels, load_labelled, named_labels
+from extremax.cli.models import (
+    describe_labels,
+    distinct_labels,
+    load_labelled,
+    named_labels,
+    read_texts_of,
+)
 from extremax.cli.options import (
     DataArgument,
     Json,
@@ -43,6 +49,13 @@ def train(  # noqa: PLR0913 (the parameters are the options)
     descriptions: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="CSV of labels and their descriptions, shown by ask and inspect."),
+    ] = None,
+    class_texts: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="CSV, TSV or JSON lines of labels and their names and synonyms, to learn from.",
+        ),
     ] = None,
     features: Annotated[
         TextKind | None,
@@ -81,8 +94,9 @@ def train(  # noqa: PLR0913 (the parameters are the options)
     from extremax.storage.folder import HEADER, check_target
     from extremax.text import TextClassifier
 
-    if descriptions is not None and not descriptions.exists():
-        raise FileNotFoundError(f"{descriptions}: there is no such file.")
+    for path in (descriptions, class_texts):
+        if path is not None and not path.exists():
+            raise FileNotFoundError(f"{path}: there is no such file.")
     verbose = sys.stderr.isatty() and not quiet
     # before an hour of training, not after
     with wrong_usage():
@@ -100,11 +114,17 @@ def train(  # noqa: PLR0913 (the parameters are the options)
     if rows.texts is not None:
         wanted = None if features is None else NgramFeatures()
         model = TextClassifier(classifier, features=wanted, encoder=encoder)
-    elif encoder is not None or features is not None:
-        raise typer.BadParameter(f"{data} holds features, not texts: --features and --encoder do not apply.")
+    elif encoder is not None or features is not None or class_texts is not None:
+        given_options = "--features, --encoder and --class-texts"
+        raise typer.BadParameter(f"{data} holds features, not texts: {given_options} do not apply.")
     kind = "texts" if rows.texts is not None else f"{rows.X.shape[1]:,} features"
     terminal.log(f"{data}: {rows.n_samples:,} rows of {kind}" + (f"; {rows.note}" if rows.note else ""))
-    model.fit(*_pair(rows), eval_set=eval_set)
+    more: dict[str, Any] = {}
+    if class_texts is not None:
+        more["class_texts"] = read_texts_of(class_texts, distinct_labels(rows))
+        n_texts = sum(map(len, more["class_texts"].values()))
+        terminal.log(f"{class_texts}: {n_texts:,} texts of {len(more['class_texts']):,} classes")
+    model.fit(*_pair(rows), eval_set=eval_set, **more)
     if descriptions is not None:
         describe_labels(model, descriptions)
     _save(model, out)

@@ -187,6 +187,7 @@ class Explanation(BaseModel):
 
     labels: list[Label]
     is_known: bool
+    matched: str | None
     score: Contributions
     against: list[Contributions]
     path: list[Any] | None

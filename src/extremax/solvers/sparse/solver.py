@@ -334,9 +334,10 @@ class SparseTrainer(TrainerBase):
     def _unit_weight(self, data: Examples) -> Examples:
         """Return the examples with weights of mean one: weights that sum to one are as good as others."""
         weight = data.weight
-        if weight is None or self.config.streaming:
+        rows = data.ordinary()
+        if weight is None or self.config.streaming or not rows.n_pairs:
             return data
-        mean = data.ordinary().pair_weight.mean(dtype=np.float64)
+        mean = rows.pair_weight.mean(dtype=np.float64)
         return replace(data, weight=(weight / mean).astype(np.float32))
 
     def _rows(self, data: Examples, scale: float) -> CSRRows:

@@ -1,0 +1,151 @@
+"""Class texts: names and synonyms of labels that training reads beside its rows."""
+
+from __future__ import annotations
+
+import io
+
+import numpy as np
+import pytest
+
+from extremax import ExtremeClassifier, TextClassifier, load_model
+from extremax.class_texts import ClassTexts, list_class_texts
+from extremax.data import DataFileError, read_class_texts
+from extremax.examples import Examples
+
+TEXTS = ["fell off a ladder", "fall from a roof", "bitten by a dog", "bitten by a cat"] * 5
+LABELS = ["fall", "fall", "bite", "bite"] * 5
+NAMES = {"burn": ["burned by fire", "scald"], "fall": "tumble", "sting": ["stung by a wasp"]}
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("named") / "model"
+    TextClassifier(ExtremeClassifier(random_state=0)).fit(TEXTS, LABELS, class_texts=NAMES).save(folder)
+    return folder
+
+
+@pytest.fixture
+def clf(saved):
+    return load_model(saved)
+
+
+def test_labels_without_a_row_are_predicted(clf):
+    assert clf.classes_.tolist() == ["bite", "burn", "fall", "sting"]
+    asked = ["scald of the hand", "a wasp stung me", "a tumble", "a dog has bitten me"]
+    assert clf.predict(asked).tolist() == ["burn", "sting", "fall", "bite"]
+    assert clf.model_.classes.counts.tolist() == [10, 0, 10, 0]  # of rows, not of texts
+    assert clf.model_.classes.n_samples == 20
+
+
+def test_texts_are_saved_removed_renamed_and_merged(clf, tmp_path):
+    def texts(model):
+        found = model.model_.classes.texts
+        return {label: found.of_class(i) for i, label in enumerate(model.classes_.tolist())}
+
+    assert texts(clf) == {"bite": [], "burn": NAMES["burn"], "fall": ["tumble"], "sting": NAMES["sting"]}
+    clf.remove_classes(["burn"])
+    assert texts(clf) == {"bite": [], "fall": ["tumble"], "sting": NAMES["sting"]}
+    clf.merge_classes({"sting": "animal", "bite": "animal"})
+    clf.save(tmp_path / "merged")
+    assert texts(load_model(tmp_path / "merged")) == {"animal": NAMES["sting"], "fall": ["tumble"]}
+
+
+def test_classes_are_added_by_their_texts_alone(clf):
+    before = clf.predict_proba(["fell off a roof"])[0]
+    clf.add_classes(class_texts={"cat": "a cat"})
+    assert clf.predict(["a cat"]).tolist() == ["cat"]
+    assert clf.model_.classes.texts.of_class(clf.classes_.tolist().index("cat")) == ["a cat"]
+    after = clf.predict_proba(["fell off a roof"])[0]
+    kept = np.delete(after, clf.classes_.tolist().index("cat"))
+    np.testing.assert_allclose(kept / kept.sum(), before, atol=0.02)
+    with pytest.raises(ValueError, match="a class of this model already"):
+        clf.add_classes(class_texts={"fall": "crash", "new": "something new"})
+
+
+def test_an_explanation_names_the_class_text(clf):
+    found = clf.explain("scald of the hand")
+    assert (found.label, found.matched) == ("burn", "scald")
+    assert "matched the name 'scald'" in str(found)
+    assert clf.explain("bitten by a dog").matched is None  # no text of this class
+
+
+def test_no_class_text_is_no_change():
+    texts = [f"{word} number {i}" for i in range(30) for word in ("red", "blue", "green")]
+    labels = ["r", "b", "g"] * 30
+    plain, given = (
+        TextClassifier(ExtremeClassifier(random_state=0)).fit(texts, labels, **options)
+        for options in ({}, {"class_texts": {}})
+    )
+    np.testing.assert_array_equal(plain.decision_function(texts), given.decision_function(texts))
+    assert given.model_.classes.texts is None
+
+
+def test_class_texts_are_never_held_out():
+    y = np.repeat(np.arange(40), 2).astype(np.int32)
+    X = np.zeros((120, 1), np.float32)
+    data = Examples(X, y).with_class_texts(np.arange(40, dtype=np.int32), 0.5)
+    rest, held_out = data.set_aside(60, 0)
+    assert rest.n_ordinary == 80 and held_out.n_rows == 60
+    assert (rest.rows >= 80).sum() == 40
+    left = np.bincount(rest.ordinary().y, minlength=40)
+    assert (left == 0).any()  # the last row of a class with a text may be held out
+    np.testing.assert_array_equal(np.sort(np.concatenate([rest.ordinary().y, held_out.y])), y)
+    assert set(rest.weight[rest.rows >= 80]) == {np.float32(0.5)}
+    kept, validation = data.holdout(0.25, 0)
+    assert len(validation.y) > 0 and (validation.rows < 80).all() and (kept.rows >= 80).sum() == 40
+
+
+def test_texts_of_several_labels_a_row():
+    rows = [["fall"], ["fall", "home"], ["bite"], ["bite", "home"]] * 5
+    clf = TextClassifier(ExtremeClassifier(random_state=0)).fit(TEXTS, rows, class_texts=NAMES)
+    assert clf.classes_.tolist() == ["bite", "burn", "fall", "home", "sting"]
+    assert clf.predict(["a scald"]).tolist() == ["burn"]
+
+
+@pytest.mark.error
+@pytest.mark.parametrize(
+    ("given", "error", "words"),
+    [
+        (["fall"], TypeError, "class_texts must be a dict"),
+        ({"fall": 3}, TypeError, r"class_texts\['fall'\] is int"),
+        ({"fall": ["a", None]}, TypeError, "which is not a text"),
+    ],
+)
+def test_wrong_class_texts(given, error, words):
+    with pytest.raises(error, match=words):
+        list_class_texts(given)
+
+
+@pytest.mark.error
+def test_texts_of_no_column_of_an_indicator_matrix():
+    Y = np.tile(np.eye(2, dtype=np.int8), (10, 1))
+    with pytest.raises(ValueError, match="which is not a column of y"):
+        TextClassifier().fit(TEXTS, Y, class_texts={5: "scald"})
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        ("a,one,two\nb,three,\n", {"a": ["one", "two"], "b": ["three"]}),
+        ("name\tlabel\nfirst\ta\nsecond\ta\n", {"a": ["first", "second"]}),
+        ('{"id": 7, "prefLabel": "x", "altLabel": ["y", "z"], "n": 1}\n', {"7": ["x", "y", "z"]}),
+    ],
+)
+def test_files_of_class_texts(content, expected):
+    assert read_class_texts(io.BytesIO(content.encode())) == expected
+
+
+@pytest.mark.error
+@pytest.mark.parametrize("content", ["a\n", '{"name": "x"}\n', "a, \n", "a,b\nc\n"])
+def test_wrong_files_of_class_texts(content):
+    with pytest.raises(DataFileError, match="line|class text"):
+        read_class_texts(io.BytesIO(content.encode()))
+
+
+def test_pack_and_join():
+    one = ClassTexts.of(["é", "b"], np.array([1, 0], np.int32))
+    both = one.plus(ClassTexts.of(["c"], np.array([1], np.int32)))
+    assert both.to_list() == ["é", "b", "c"] and both.of_class(1) == ["é", "c"]
+    assert both.take(np.array([1])).of_class(0) == ["é", "c"]
+    again = ClassTexts.from_arrays(both.arrays())
+    assert again is not None and again.to_list() == both.to_list()
