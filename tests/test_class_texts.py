@@ -85,14 +85,17 @@ def test_class_texts_are_never_held_out():
     X = np.zeros((120, 1), np.float32)
     data = Examples(X, y).with_class_texts(np.arange(40, dtype=np.int32), 0.5)
     rest, held_out = data.set_aside(60, 0)
-    assert rest.n_ordinary == 80 and held_out.n_rows == 60
+    assert rest.n_ordinary == 80
+    assert held_out.n_rows == 60
     assert (rest.rows >= 80).sum() == 40
     left = np.bincount(rest.ordinary().y, minlength=40)
     assert (left == 0).any()  # the last row of a class with a text may be held out
     np.testing.assert_array_equal(np.sort(np.concatenate([rest.ordinary().y, held_out.y])), y)
     assert set(rest.weight[rest.rows >= 80]) == {np.float32(0.5)}
     kept, validation = data.holdout(0.25, 0)
-    assert len(validation.y) > 0 and (validation.rows < 80).all() and (kept.rows >= 80).sum() == 40
+    assert len(validation.y) > 0
+    assert (validation.rows < 80).all()
+    assert (kept.rows >= 80).sum() == 40
 
 
 def test_texts_of_several_labels_a_row():
@@ -138,14 +141,16 @@ def test_files_of_class_texts(content, expected):
 @pytest.mark.error
 @pytest.mark.parametrize("content", ["a\n", '{"name": "x"}\n', "a, \n", "a,b\nc\n"])
 def test_wrong_files_of_class_texts(content):
-    with pytest.raises(DataFileError, match="line|class text"):
+    with pytest.raises(DataFileError, match=r"line|class text"):
         read_class_texts(io.BytesIO(content.encode()))
 
 
 def test_pack_and_join():
     one = ClassTexts.of(["é", "b"], np.array([1, 0], np.int32))
     both = one.plus(ClassTexts.of(["c"], np.array([1], np.int32)))
-    assert both.to_list() == ["é", "b", "c"] and both.of_class(1) == ["é", "c"]
+    assert both.to_list() == ["é", "b", "c"]
+    assert both.of_class(1) == ["é", "c"]
     assert both.take(np.array([1])).of_class(0) == ["é", "c"]
     again = ClassTexts.from_arrays(both.arrays())
-    assert again is not None and again.to_list() == both.to_list()
+    assert again is not None
+    assert again.to_list() == both.to_list()

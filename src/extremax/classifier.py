@@ -55,6 +55,7 @@ from extremax.storage.card import make_card
 from extremax.storage.labels import check_savable
 from extremax.storage.models import Change, EstimatorHeader, SavedModel, save_model
 from extremax.storage.state import State
+from extremax.subsets import label_log_probs, prediction_sets, topk_among
 from extremax.tuned import DEFAULTS, Defaults
 from extremax.types import Bool, Features, Float32, Float64, Int32, Int64
 from extremax.validation.constraints import Choice, ConstraintTable, Interval, check_parameters
@@ -254,7 +255,13 @@ class Classifier(ClassifierMixin, BaseEstimator):
         return inner.classes_[ids[:, 0]]
 
     def predict_topk(
-        self, X: Any, k: int = 5, *, search: str = "exact", beam_width: int | None = None
+        self,
+        X: Any,
+        k: int = 5,
+        *,
+        search: str = "exact",
+        beam_width: int | None = None,
+        among: Sequence[Any] | None = None,
     ) -> tuple[NDArray[Any], Float32]:
         """Return the k most probable labels of each row, best first, and their log-probabilities.
 
@@ -271,7 +278,12 @@ class Classifier(ClassifierMixin, BaseEstimator):
             Number of classes to score. The default, ``choices_["beam_width"]``, found the exact best class
             for 99.7% of some rows of `fit`; it is None if exact search is as fast. Where the tree of the
             noise is searched, the default is 64.
+        among : sequence of labels, or of n_samples lists of labels, optional
+            Return the best of these, and their log-probabilities given that the label is one of them.
         """
+        if among is not None:
+            ids, log_prob = topk_among(self, X, k, among)
+            return self._inner.classes_[ids], log_prob
         ids, log_prob = self.predict_ids(X, k, search=search, beam_width=beam_width)
         return self._inner.classes_[ids], log_prob
 
@@ -287,6 +299,28 @@ class Classifier(ClassifierMixin, BaseEstimator):
         }
         check_parameters("predict_topk", {"k": k, "search": search, "beam_width": beam_width}, options)
         return inner._search(features, k, search=search, width=beam_width)
+
+    def score_labels(self, X: Any, labels: Sequence[Any]) -> Float32:
+        """Return log p(y|x) of some labels for each row, (n_samples, n_labels), normalised over all classes.
+
+        Examples
+        --------
+        >>> from extremax import ExtremeClassifier
+        >>> X, y = [[0.0, 1.0], [1.0, 0.0], [1.0, 1.0]] * 3, ["a", "b", "c"] * 3
+        >>> clf = ExtremeClassifier(random_state=0).fit(X, y)
+        >>> bool(np.allclose(clf.score_labels(X, ["c", "a"]), clf.predict_log_proba(X)[:, [2, 0]]))
+        True
+        """
+        return label_log_probs(self, X, labels)
+
+    def predict_set(self, X: Any, held_out: tuple[Any, Any], coverage: float = 0.9) -> list[list[Any]]:
+        """Return for each row a set of labels, best first, that has the right one in `coverage` of all rows.
+
+        Split conformal prediction: a label is in the set if it is at least as probable as a threshold that
+        follows from `held_out`, rows and labels that the model was not trained on. The coverage holds for
+        rows like these, however well the model is calibrated. A set has at least the best label.
+        """
+        return prediction_sets(self, X, held_out, coverage)
 
     def predict_labels(self, X: Any, threshold: float | None = None) -> list[list[Any]]:
         """Return all labels that apply to each row, the most probable first.

@@ -127,10 +127,18 @@ class Examples:
     def with_class_texts(self, y: Int32, weight: float) -> Examples:
         """Return the pairs together with the last rows of X, which are texts of the classes y."""
         first = self.n_rows - len(y)
-        usual = float(self.pair_weight.mean(dtype=np.float64)) if self.n_pairs else 1.0
         rows = np.concatenate([self.rows, np.arange(first, self.n_rows)])
-        weights = np.concatenate([self.pair_weight, np.full(len(y), weight * usual, np.float32)])
-        return Examples(self.X, np.concatenate([self.y, y]), rows, weights, first)
+        ones = np.concatenate([self.pair_weight, np.ones(len(y), np.float32)])
+        found = Examples(self.X, np.concatenate([self.y, y]), rows, ones, first)
+        return found.with_text_weight(weight)
+
+    def with_text_weight(self, weight: float) -> Examples:
+        """Return the same pairs, the class texts with this weight times that of a mean ordinary pair."""
+        if self.n_ordinary is None:
+            return self
+        is_text = self.rows >= self.n_ordinary
+        mean = self.pair_weight[~is_text].mean(dtype=np.float64) if not is_text.all() else 1.0
+        return replace(self, weight=np.where(is_text, np.float32(weight * mean), self.pair_weight))
 
     def expand(self, per_row: Float32) -> Float32:
         """Return an array with one line per pair from one with a line per row."""
@@ -247,6 +255,23 @@ class Examples:
         weights = (None, None) if self.weight is None else (self.weight[~chosen], self.weight[chosen])
         rest = Examples(self.X, self.y[~chosen], rows[~chosen], weights[0], self.n_ordinary)
         return rest, Examples(self.X, self.y[chosen], rows[chosen], weights[1]).compact()
+
+
+def mix_rows(data: Examples, n_rows: int) -> Examples:
+    """Return some rows that are each the sum of two random ones, over sqrt(2), with the label of the first.
+
+    Examples
+    --------
+    >>> X = sparse.csr_matrix(np.eye(3, dtype=np.float32))
+    >>> mixed = mix_rows(Examples(X, np.array([5, 6, 7], np.int32)), 2)
+    >>> (mixed.X.toarray() > 0.7).astype(int).tolist(), mixed.y.tolist()
+    ([[0, 1, 1], [1, 0, 1]], [7, 5])
+    """
+    order = np.random.default_rng(0).permutation(data.n_pairs)
+    first, second = order[:n_rows], np.roll(order, 1)[:n_rows]
+    X: Any = data.X
+    mixed = (X[data.rows[first]] + X[data.rows[second]]) * np.float32(np.sqrt(0.5))
+    return Examples(mixed, data.y[first])
 
 
 def split_rows(

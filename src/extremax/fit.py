@@ -81,6 +81,9 @@ def fit_model(
     require_memory(trainer, data, n_classes, config, context, request)
     started = time.perf_counter()
     data = trainer.accept(data)
+    if data.n_ordinary is not None:
+        weight = trainer.choose_text_weight(data, n_classes)
+        data, whole = data.with_text_weight(weight), whole.with_text_weight(weight)
     fitted = start_model(trainer, data, n_classes, config, started)
     schedule = Schedule(config.n_epochs, config.solver.learning_rate, request.patience, config.decay_epochs)
     prepared_request = replace(request, validation=request.validation and request.validation.compact())

@@ -454,7 +454,7 @@ class Model:
         """Return the model calibrated by pairs that it was not trained on."""
         config = DEFAULTS.calibration if self.config is None else self.config.numbers.calibration
         predictor = self.predictor(n_threads)
-        found = predictor.choose_calibration(examples, config=config)
+        found = predictor.choose_calibration(examples, config=config, mixes_rows=self.layout.is_text)
         if examples.label_edges is None:
             return replace(self, calibration=found, reference=None)
         labels = predictor.choose_label_calibration(examples, self.n_classes)

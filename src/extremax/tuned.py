@@ -159,6 +159,7 @@ class SparseConfig:
     slope_penalty: float = 1.0  # ... and nats per squared distance from that
     slope_pairs: int = 200  # that it is the mean of
     min_sample_pairs: int = 20  # with fewer, the numbers are not fitted
+    text_weights: tuple[float, ...] = (0.1, 0.2, 0.5, 1.0)  # of class texts, to choose from
 
     # plausible classes of a row, other than its own
     row_candidates: float = 4.0  # per pair of a mean class ...
@@ -352,6 +353,7 @@ class CalibrationConfig:
     rows_after_interrupt: int = 256  # rows, after Ctrl-C: the user is waiting
     # classes of dense weights up to which the temperature depends on the row: scores are summed twice
     max_tempered_classes: int = 1 << 20
+    mixed_rows: int = 512  # sums of two held-out rows of texts, which show the model what it does not know
 
 
 @dataclass(frozen=True)

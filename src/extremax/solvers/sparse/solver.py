@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse
 
+from extremax.class_texts import WEIGHT
 from extremax.examples import Examples
 from extremax.kernels.row_updates import CSRRows
 from extremax.kernels.sparse_dual import Candidates
@@ -388,6 +389,21 @@ class SparseTrainer(TrainerBase):
     def start_config(self) -> SparseConfig:
         """The numbers that the start is fitted with."""
         return self.numbers
+
+    def choose_text_weight(self, data: Examples, n_classes: int) -> float:
+        """Return the weight of class texts under which the start makes ordinary rows most probable."""
+        scale = self._find_scale(data)
+        rows, seed, n_threads = self._rows(data, scale), self.context.seed % 2**31, self.context.n_threads
+        best, chosen = -np.inf, WEIGHT
+        for weight in self.numbers.text_weights:
+            some = data.with_text_weight(weight)
+            arrays = self.class_sums(some, n_classes, self.config.layout.n_sparse, scale).arrays
+            groups = self.config.layout.groups
+            _, likelihood = fit_numbers(arrays, rows, some, self.start_config, seed, n_threads, groups)
+            if likelihood > best:  # not a number where rows are few
+                best, chosen = likelihood, weight
+        self.context.progress.log(f"class texts weigh {chosen:g} of a row")
+        return chosen
 
     def start(self, data: Examples, n_classes: int) -> TrainState:
         """Sum the rows of each class and fit the numbers of the start."""
