@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 
 import numpy as np
 import pytest
+from scipy import sparse
+from scipy.special import logsumexp
 
 from extremax import ExtremeClassifier, TextClassifier, load_model
 from extremax.class_texts import ClassTexts, list_class_texts
 from extremax.data import DataFileError, read_class_texts
-from extremax.examples import Examples
+from extremax.examples import Examples, mix_rows
+from extremax.runtime.context import Context
+from extremax.runtime.progress import ProgressLine
+from extremax.scores.sparse import SparseWeights
+from extremax.solvers.sparse.unseen import fit_unseen_bias
 
 TEXTS = ["fell off a ladder", "fall from a roof", "bitten by a dog", "bitten by a cat"] * 5
 LABELS = ["fall", "fall", "bite", "bite"] * 5
@@ -154,3 +161,52 @@ def test_pack_and_join():
     again = ClassTexts.from_arrays(both.arrays())
     assert again is not None
     assert again.to_list() == both.to_list()
+
+
+@pytest.mark.planted
+def test_the_bias_of_classes_without_a_row_follows_held_out_rows():
+    """Scores that are too low by two for the marked classes are raised by two."""
+    rng = np.random.default_rng(0)
+    scores = rng.normal(size=(3000, 6)).astype(np.float32)
+    prob = np.exp(scores - logsumexp(scores, axis=1)[:, None])
+    y = np.array([rng.choice(6, p=p / p.sum()) for p in prob.astype(np.float64)], np.int32)
+    unseen = np.array([False, True, False, False, True, False])
+    matrix = sparse.csr_matrix(np.eye(6, dtype=np.float32))
+    weights = SparseWeights.from_matrix(matrix, np.where(unseen, np.float32(-2.0), np.float32(0.0)))
+    data = Examples(sparse.csr_matrix(scores), y)
+    context = Context(0, 1, ProgressLine(0), None)
+    assert fit_unseen_bias(weights, data, unseen, context) == pytest.approx(2.0, abs=0.15)
+    assert fit_unseen_bias(weights, data, np.zeros(6, bool), context) == 0.0
+
+
+def test_the_last_row_of_a_class_with_a_text_is_trained_on_in_the_end():
+    """Held out for the calibration, it may leave its class without a row; the finished model knows it."""
+    things = [f"{a}{b}" for a in ("mul", "tor", "ven", "kas") for b in ("dip", "rog", "nax", "bel", "fum")]
+    texts = [f"{thing} {word}" for thing in things for word in ("one", "two")] * 30
+    labels = [thing for thing in things for _ in range(2)] * 30
+    alone = [f"single{i} thing" for i in range(60)]
+    names = {f"only{i}": f"item single{i}" for i in range(60)}
+    clf = TextClassifier(ExtremeClassifier(random_state=0))
+    clf.fit(texts + alone, labels + [f"only{i}" for i in range(60)], class_texts=names)
+    assert clf.choices_["unseen_bias"] != 0.0
+    assert clf.model_.classes.counts[clf.label_ids(["only7"])[0]] == 1
+    assert np.mean(clf.predict(alone) == [f"only{i}" for i in range(60)]) > 0.9
+
+
+@pytest.mark.planted
+def test_mixed_rows_lower_the_confidence_in_what_was_never_seen():
+    rng = np.random.default_rng(0)
+    words = [f"w{i:03d}" for i in range(400)]
+    texts = [" ".join(rng.choice(words[4 * i : 4 * i + 6], 3)) for i in range(90) for _ in range(20)]
+    labels = [f"c{i}" for i in range(90) for _ in range(20)]
+    clf = TextClassifier(ExtremeClassifier(random_state=0)).fit(texts, labels)
+    model, data = clf.model_, Examples(clf.to_features(texts[::4]), clf.label_ids(labels[::4]))
+    both = mix_rows(data, 400)
+    predictor = model.predictor()
+    losses = []
+    for mixes in (False, True):
+        found = predictor.choose_calibration(data, mixes_rows=mixes)
+        ids, log_prob = replace(model, calibration=found).topk(both.X, 1)
+        right, prob = ids[:, 0] == both.y, np.clip(np.exp(log_prob[:, 0]), 1e-6, 1.0 - 1e-6)
+        losses.append(-np.where(right, np.log(prob), np.log1p(-prob)).mean())
+    assert losses[1] < losses[0] - 0.01

@@ -51,6 +51,7 @@ from extremax.solvers.sparse.start import (
     make_start,
     mix_numbers,
 )
+from extremax.solvers.sparse.unseen import fit_unseen_bias, unseen_classes
 from extremax.storage import checks
 from extremax.storage.state import State, merge
 from extremax.tuned import ProblemSize, SparseConfig
@@ -119,6 +120,8 @@ class SparseTables:
         The weights for prediction; None where an expert has changed.
     found
         Plausible classes of the rows of this call; not saved.
+    more_biases
+        Biases of classes without a row beside those of the experts, or None; not saved.
     """
 
     sums: ClassSums
@@ -130,6 +133,7 @@ class SparseTables:
     mix: dict[str, float] = field(default_factory=lambda: dict(_SUM))
     weights: SparseWeights | None = None
     found: Plausible | None = field(default=None, repr=False)
+    more_biases: Float32 | None = field(default=None, repr=False)
     _made: tuple[ClassSums, Numbers, Start] | None = field(default=None, repr=False)
 
     kind: ClassVar[str] = "sparse"
@@ -155,7 +159,8 @@ class SparseTables:
         taken: dict[str, Any] = {
             name: None if expert is None else expert.take(index) for name, expert in experts.items()
         }
-        return replace(self, sums=self.sums.take(index), weights=None, found=None, _made=None, **taken)
+        sums = self.sums.take(index)
+        return replace(self, sums=sums, weights=None, found=None, more_biases=None, _made=None, **taken)
 
     def plus(self, new: ClassSums) -> SparseTables:
         """Return the tables with the sums of further classes behind the others.
@@ -172,7 +177,7 @@ class SparseTables:
                 factors = np.zeros((n, dense.part.factors.shape[1]), np.float32)
                 experts[name] = dense.plus(factors, np.zeros(n, np.float32))
         sums = self.sums.stacked(new)
-        return replace(self, sums=sums, weights=None, found=None, _made=None, **experts)
+        return replace(self, sums=sums, weights=None, found=None, more_biases=None, _made=None, **experts)
 
     def check(self) -> None:
         """Refuse arrays of a model folder whose indices lead outside."""
@@ -594,6 +599,12 @@ class SparseTrainer(TrainerBase):
             tables.bilinear = None
             tables.mix = self._choose_mix(tables, held_out)
         state.chosen["mix"] = {name: round(tables.mix[name], 4) for name in self._experts(tables)}
+        if held_out is not None and data.n_ordinary is not None:
+            some = self.accept(held_out).sample_rows(self.numbers.max_mix_rows)
+            weights = self._joined(tables, features=self._columns(some))
+            unseen = unseen_classes(data, weights.n_classes)
+            state.chosen["unseen_bias"] = fit_unseen_bias(weights, some, unseen, self.context)
+        tables.more_biases = self._more_biases(state, data)
         tables.weights = self._prune(tables, given_mean, held_out, state.chosen)
 
     def include(self, state: TrainState, split: Split) -> None:
@@ -612,7 +623,7 @@ class SparseTrainer(TrainerBase):
             training = TrainingRows(whole, rows, mean)
             if tables.linear is not None and tables.found is not None and tables.mix["linear"] > 0.0:
                 tables.linear = self._fit_whole(tables, tables.found, training, split)
-            tables.found = None
+            tables.found, tables.more_biases = None, self._more_biases(state, whole)
             tables.sums = self.class_sums(whole, n_classes, n_features, tables.scale)
             given_mean = mean / np.float32(tables.scale)
             weights = self._prune(tables, given_mean, None, state.chosen)
@@ -622,6 +633,11 @@ class SparseTrainer(TrainerBase):
         bias = 0.0 if tables.linear is None else -float(tables.linear.biases.min(initial=0.0))
         record = SparseRecord.of(tables.sums, tables.numbers, tables.mix, bias, similarity)
         state.tables = FinishedTables(weights, tables.scale, record)
+
+    def _more_biases(self, state: TrainState, data: Examples) -> Float32 | None:
+        """Return the biases that classes without a row have beside those of the experts."""
+        bias, n_classes = state.chosen.get("unseen_bias", 0.0), _tables(state).sums.matrix.shape[0]
+        return None if not bias else np.float32(bias) * unseen_classes(data, n_classes)
 
     def _fit_whole(
         self, tables: SparseTables, found: Plausible, training: TrainingRows, split: Split
@@ -641,7 +657,9 @@ class SparseTrainer(TrainerBase):
         if split.whole is None or split.held_out is None:
             return None
         share = split.held_out.n_rows / max(split.whole.n_rows, 1)
-        return self._unit_weight(split.whole) if share >= self.numbers.min_included else None
+        # what was held out may be the last row of a class that has texts
+        is_worth = share >= self.numbers.min_included or split.whole.n_ordinary is not None
+        return self._unit_weight(split.whole) if is_worth else None
 
     def _choose_mix(self, tables: SparseTables, held_out: Examples | None) -> dict[str, float]:
         """Return the weight of each expert: by held-out rows, or a default."""
@@ -820,6 +838,8 @@ class SparseTrainer(TrainerBase):
             weights = weights.pruned(*pruning)
         dense, biases = self._dense(tables, mix)
         weights = _rescaled(weights, tables.scale)
+        if tables.more_biases is not None:
+            biases += tables.more_biases
         return replace(weights, biases=weights.biases + biases, dense=dense)
 
     def export(self, state: TrainState) -> Weights:
