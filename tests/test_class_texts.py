@@ -13,6 +13,7 @@ from scipy.special import logsumexp
 from extremax import ExtremeClassifier, TextClassifier, load_model
 from extremax.class_texts import ClassTexts, list_class_texts
 from extremax.data import DataFileError, read_class_texts
+from extremax.errors import TrainingInterruptedWarning
 from extremax.examples import Examples, mix_rows
 from extremax.runtime.context import Context
 from extremax.runtime.progress import ProgressLine
@@ -210,3 +211,18 @@ def test_mixed_rows_lower_the_confidence_in_what_was_never_seen():
         right, prob = ids[:, 0] == both.y, np.clip(np.exp(log_prob[:, 0]), 1e-6, 1.0 - 1e-6)
         losses.append(-np.where(right, np.log(prob), np.log1p(-prob)).mean())
     assert losses[1] < losses[0] - 0.01
+
+
+@pytest.mark.identity
+def test_a_resumed_fit_has_the_class_texts(tmp_path):
+    def stop(record):
+        raise KeyboardInterrupt
+
+    whole = TextClassifier(ExtremeClassifier(random_state=0)).fit(TEXTS, LABELS, class_texts=NAMES)
+    cut = TextClassifier(ExtremeClassifier(random_state=0))
+    with pytest.warns(TrainingInterruptedWarning):
+        cut.fit(TEXTS, LABELS, class_texts=NAMES, callbacks=[stop])
+    cut.save(tmp_path / "cut")
+    again = load_model(tmp_path / "cut").resume_fit(TEXTS, LABELS)
+    np.testing.assert_array_equal(again.decision_function(TEXTS), whole.decision_function(TEXTS))
+    assert again.choices_["class_text_weight"] == whole.choices_["class_text_weight"]

@@ -482,14 +482,19 @@ class Classifier(ClassifierMixin, BaseEstimator):
         Given the rows of a `fit` without weights and validation, the result is the model of an uninterrupted
         fit.
         """
-        X, y = self._inputs(X, y)
-        features, inner = self.to_features(X), self._inner
+        self._require_fitted()
+        (X, y), inner, texts = self._inputs(X, y), self._inner, self._inner.model_.classes.texts
+        features = self.to_features(X if texts is None else [*X, *texts.to_list()])
         if inner._changes:
             raise ValueError(
                 f"the classes of this model were changed ({inner._changes[-1]['what']}) after its fit, which"
                 " cannot be resumed as if they had not been; go on with partial_fit, or call fit."
             )
-        data = inner._class_weighted(inner._lookup(y, features)).usable()
+        n_samples = features.shape[0] - (0 if texts is None else len(texts))
+        data = inner._class_weighted(lookup_targets(y, inner._label_index, n_samples=n_samples))
+        data = data.with_features(features).usable()
+        if texts is not None:
+            data = data.with_class_texts(texts.class_of, WEIGHT)
         config, context = inner._resume_config(), inner._context(inner.seed_)
         request = Request(None, callbacks, inner._publish, inner.patience)
         inner._finish(resume_model(inner._fitted, data, config, context, request))

@@ -132,9 +132,9 @@ class Examples:
         found = Examples(self.X, np.concatenate([self.y, y]), rows, ones, first)
         return found.with_text_weight(weight)
 
-    def with_text_weight(self, weight: float) -> Examples:
+    def with_text_weight(self, weight: float | None) -> Examples:
         """Return the same pairs, the class texts with this weight times that of a mean ordinary pair."""
-        if self.n_ordinary is None:
+        if self.n_ordinary is None or weight is None:
             return self
         is_text = self.rows >= self.n_ordinary
         mean = self.pair_weight[~is_text].mean(dtype=np.float64) if not is_text.all() else 1.0
