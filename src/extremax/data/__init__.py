@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from extremax.data.class_texts import read_class_texts
 from extremax.data.dataset import DataFileError, Dataset
-from extremax.data.icd10cm import ICD10CM, icd10cm_class_texts, load_icd10cm
+from extremax.data.icd10cm import ICD10CM, load_icd10cm
 from extremax.data.labels import all_pairs, first_label, has_label, label_counts, rarest_label, smallest_label
 from extremax.data.readers import iter_dataset, load_dataset
 from extremax.data.synthetic import (
@@ -34,7 +34,6 @@ __all__ = [
     "all_pairs",
     "first_label",
     "has_label",
-    "icd10cm_class_texts",
     "iter_dataset",
     "label_counts",
     "load_dataset",

@@ -12,7 +12,8 @@ import scipy.sparse as sp
 from sklearn.preprocessing import normalize
 
 from extremax.classifier import ExtremeClassifier
-from extremax.data import icd10cm_class_texts, load_icd10cm, seen_classes
+from extremax.data import load_icd10cm, seen_classes
+from extremax.data.icd10cm import icd10cm_class_texts
 from extremax.report import Analysis
 from extremax.text import TextClassifier
 
