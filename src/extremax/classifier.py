@@ -281,16 +281,21 @@ class Classifier(ClassifierMixin, BaseEstimator):
         among : sequence of labels, or of n_samples lists of labels, optional
             Return the best of these, and their log-probabilities given that the label is one of them.
         """
-        if among is not None:
-            ids, log_prob = topk_among(self, X, k, among)
-            return self._inner.classes_[ids], log_prob
-        ids, log_prob = self.predict_ids(X, k, search=search, beam_width=beam_width)
+        ids, log_prob = self.predict_ids(X, k, search=search, beam_width=beam_width, among=among)
         return self._inner.classes_[ids], log_prob
 
     def predict_ids(
-        self, X: Any, k: int = 5, *, search: str = "exact", beam_width: int | None = None
+        self,
+        X: Any,
+        k: int = 5,
+        *,
+        search: str = "exact",
+        beam_width: int | None = None,
+        among: Sequence[Any] | None = None,
     ) -> tuple[Int32, Float32]:
         """Return the result of `predict_topk` with positions in `classes_` instead of labels."""
+        if among is not None:
+            return topk_among(self, X, k, among)
         features, inner = self.to_features(X), self._inner
         options: ConstraintTable = {
             "k": [Interval(int, 1, len(inner.classes_))],
