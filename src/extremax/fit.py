@@ -229,7 +229,9 @@ def finish_model(
             if fitted.interrupted and fitted.model.config is not None:  # the user is waiting: fewer rows
                 rows = rows.sample_rows(fitted.model.config.numbers.calibration.rows_after_interrupt)
             fitted.model = calibrate_model(fitted.model, rows, context)
-            fitted.model, figures = measure_held_out(fitted.model, rows, split.training.X, context)
+            training = split.training
+            X = training.X if training.n_ordinary is None else training.X[: training.n_ordinary]
+            fitted.model, figures = measure_held_out(fitted.model, rows, X, context)
             fitted.history[-1] |= figures
         if not fitted.interrupted:
             trainer.include(fitted.state, split)
