@@ -225,4 +225,3 @@ def test_a_resumed_fit_has_the_class_texts(tmp_path):
     cut.save(tmp_path / "cut")
     again = load_model(tmp_path / "cut").resume_fit(TEXTS, LABELS)
     np.testing.assert_array_equal(again.decision_function(TEXTS), whole.decision_function(TEXTS))
-    assert again.choices_["class_text_weight"] == whole.choices_["class_text_weight"]

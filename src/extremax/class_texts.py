@@ -1,7 +1,7 @@
 """Descriptions of classes, and class texts: names, synonyms and definitions that training reads.
 
 A class text is a row of another kind. It is in the sums of its class and trained on with a weight of its own,
-and it is never held out: ordinary rows choose how much the texts count. The last ordinary row of a class may
+and it is never held out. The last ordinary row of a class may
 be held out where the class has a text, so that the held-out rows have as many rows of classes without a
 training row as new rows will (Good and Turing), and calibrate the probabilities of such classes as well.
 """
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from extremax.storage import checks
 from extremax.types import Int32, Int64
 
-WEIGHT = 0.2  # of a class text, in ordinary rows (lab/tuning.md#class-texts)
+WEIGHT = 0.2  # of a class text, in ordinary rows (lab/tuning.md)
 
 
 class Descriptions(NamedTuple):

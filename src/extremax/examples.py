@@ -125,20 +125,15 @@ class Examples:
         return self if self.n_ordinary is None else self.take(self.rows < self.n_ordinary)
 
     def with_class_texts(self, y: Int32, weight: float) -> Examples:
-        """Return the pairs together with the last rows of X, which are texts of the classes y."""
-        first = self.n_rows - len(y)
-        rows = np.concatenate([self.rows, np.arange(first, self.n_rows)])
-        ones = np.concatenate([self.pair_weight, np.ones(len(y), np.float32)])
-        found = Examples(self.X, np.concatenate([self.y, y]), rows, ones, first)
-        return found.with_text_weight(weight)
+        """Return the pairs together with the last rows of X, which are texts of the classes y.
 
-    def with_text_weight(self, weight: float | None) -> Examples:
-        """Return the same pairs, the class texts with this weight times that of a mean ordinary pair."""
-        if self.n_ordinary is None or weight is None:
-            return self
-        is_text = self.rows >= self.n_ordinary
-        mean = self.pair_weight[~is_text].mean(dtype=np.float64) if not is_text.all() else 1.0
-        return replace(self, weight=np.where(is_text, np.float32(weight * mean), self.pair_weight))
+        `weight` is theirs, in that of a mean pair of the other rows.
+        """
+        first = self.n_rows - len(y)
+        usual = float(self.pair_weight.mean(dtype=np.float64)) if self.n_pairs else 1.0
+        rows = np.concatenate([self.rows, np.arange(first, self.n_rows)])
+        weights = np.concatenate([self.pair_weight, np.full(len(y), weight * usual, np.float32)])
+        return Examples(self.X, np.concatenate([self.y, y]), rows, weights, first)
 
     def expand(self, per_row: Float32) -> Float32:
         """Return an array with one line per pair from one with a line per row."""

@@ -81,11 +81,7 @@ def fit_model(
     require_memory(trainer, data, n_classes, config, context, request)
     started = time.perf_counter()
     data = trainer.accept(data)
-    weight = None if data.n_ordinary is None else trainer.choose_text_weight(data, n_classes)
-    data, whole = data.with_text_weight(weight), whole.with_text_weight(weight)
     fitted = start_model(trainer, data, n_classes, config, started)
-    if weight is not None:
-        fitted.state.chosen["class_text_weight"] = weight
     schedule = Schedule(config.n_epochs, config.solver.learning_rate, request.patience, config.decay_epochs)
     prepared_request = replace(request, validation=request.validation and request.validation.compact())
     run_training(trainer, fitted, data, schedule, context, prepared_request)
@@ -99,8 +95,8 @@ def resume_model(
     """Continue an interrupted fit up to its number of epochs."""
     whole = data
     data, calibration_rows = split_calibration(data, fitted.model.n_classes, config, context.seed)
-    trainer, weight = config.make_trainer(context), fitted.state.chosen.get("class_text_weight")
-    data, whole = trainer.accept(data).with_text_weight(weight), whole.with_text_weight(weight)
+    trainer = config.make_trainer(context)
+    data = trainer.accept(data)
     for name in [name for name in fitted.history[-1] if name.startswith("held_out_")]:
         del fitted.history[-1][name]  # of the model that was cut short
     left = max(0, config.n_epochs - fitted.state.n_epochs)

@@ -159,7 +159,6 @@ class SparseConfig:
     slope_penalty: float = 1.0  # ... and nats per squared distance from that
     slope_pairs: int = 200  # that it is the mean of
     min_sample_pairs: int = 20  # with fewer, the numbers are not fitted
-    text_weights: tuple[float, ...] = (0.1, 0.2, 0.5, 1.0)  # of class texts, to choose from
 
     # plausible classes of a row, other than its own
     row_candidates: float = 4.0  # per pair of a mean class ...

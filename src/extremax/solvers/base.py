@@ -11,7 +11,6 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse
 
-from extremax.class_texts import WEIGHT
 from extremax.examples import Examples
 from extremax.features.pca import PCA, fit_bytes
 from extremax.features.scaling import ColumnScaling, limit_sparse_rows
@@ -152,10 +151,6 @@ class Trainer(Protocol):
 
     def accept(self, data: Examples) -> Examples:
         """Return the examples with features in the form that the trainer reads."""
-        ...
-
-    def choose_text_weight(self, data: Examples, n_classes: int) -> float:
-        """Return the weight of class texts, in ordinary rows."""
         ...
 
     def start(self, data: Examples, n_classes: int) -> TrainState:
@@ -326,10 +321,6 @@ class TrainerBase:
         if n_limited:
             self.accepted["limited_rows"] = n_limited
         return data if X is data.X else data.with_features(X)
-
-    def choose_text_weight(self, data: Examples, n_classes: int) -> float:
-        """Return the weight of class texts, in ordinary rows."""
-        return WEIGHT
 
     def find_scaling(self, data: Examples) -> tuple[ColumnScaling | None, dict[str, Any]]:
         """Return the scaling of columns and rows, and its entries in `choices_`.

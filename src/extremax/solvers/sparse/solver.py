@@ -20,12 +20,11 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse
 
-from extremax.class_texts import WEIGHT
 from extremax.examples import Examples
 from extremax.kernels.row_updates import CSRRows
 from extremax.kernels.sparse_dual import Candidates
 from extremax.kernels.sparse_scores import Postings
-from extremax.kernels.sparse_start import Numbers
+from extremax.kernels.sparse_start import Numbers, Sums
 from extremax.runtime.products import square_sums
 from extremax.scores.base import Weights
 from extremax.scores.sparse import (
@@ -395,20 +394,16 @@ class SparseTrainer(TrainerBase):
         """The numbers that the start is fitted with."""
         return self.numbers
 
-    def choose_text_weight(self, data: Examples, n_classes: int) -> float:
-        """Return the weight of class texts under which the start makes ordinary rows most probable."""
-        scale = self._find_scale(data)
-        rows, seed, n_threads = self._rows(data, scale), self.context.seed % 2**31, self.context.n_threads
-        best, chosen = -np.inf, WEIGHT
-        for weight in self.numbers.text_weights:
-            some = data.with_text_weight(weight)
-            arrays = self.class_sums(some, n_classes, self.config.layout.n_sparse, scale).arrays
-            groups = self.config.layout.groups
-            _, likelihood = fit_numbers(arrays, rows, some, self.start_config, seed, n_threads, groups)
-            if likelihood > best:  # not a number where rows are few
-                best, chosen = likelihood, weight
-        self.context.progress.log(f"class texts weigh {chosen:g} of a row")
-        return chosen
+    def _config_of(self, data: Examples) -> SparseConfig:
+        """Return the numbers that the start is fitted with: class texts make a search on few pairs stray."""
+        config = self.start_config
+        return config if data.n_ordinary is None else replace(config, search_pairs=config.sample_pairs)
+
+    def _fit_numbers(
+        self, arrays: Sums, rows: CSRRows, data: Examples, config: SparseConfig
+    ) -> tuple[Numbers, float]:
+        seed, groups = self.context.seed % 2**31, self.config.layout.groups
+        return fit_numbers(arrays, rows, data, config, seed, self.context.n_threads, groups)
 
     def start(self, data: Examples, n_classes: int) -> TrainState:
         """Sum the rows of each class and fit the numbers of the start."""
@@ -416,10 +411,7 @@ class SparseTrainer(TrainerBase):
         n_features, scale = self.config.layout.n_sparse, self._find_scale(data)
         sums = self.class_sums(data, n_classes, n_features, scale)
         arrays, rows = sums.arrays, self._rows(data, scale)
-        numbers, likelihood = fit_numbers(
-            arrays, rows, data, self.start_config, self.context.seed % 2**31, self.context.n_threads,
-            self.config.layout.groups,
-        )  # fmt: skip
+        numbers, likelihood = self._fit_numbers(arrays, rows, data, self._config_of(data))
         if likelihood == likelihood:
             log(f"start: leave-one-out log-likelihood {likelihood:.4f}, smoothing {numbers.smoothing:.3g}")
         tables = SparseTables(sums, numbers, scale)
@@ -441,10 +433,7 @@ class SparseTrainer(TrainerBase):
         if key != state.pair_key and state.pair_key != 0:  # rows of another call of partial_fit
             new = self.class_sums(data, n_classes, n_features, tables.scale)
             tables.sums = tables.sums.plus(new)
-            tables.numbers, _ = fit_numbers(
-                tables.sums.arrays, rows, data, self.numbers, self.context.seed % 2**31,
-                self.context.n_threads, self.config.layout.groups,
-            )  # fmt: skip
+            tables.numbers, _ = self._fit_numbers(tables.sums.arrays, rows, data, self.numbers)
             tables.weights, tables.found = None, None
         state.pair_key = key
         return Prepared(TrainingRows(data, rows, self.feature_mean(rows, n_features, data)))
