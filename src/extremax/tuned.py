@@ -177,12 +177,14 @@ class SparseConfig:
     # adds the classes that the first takes rows for
     n_epochs_more: int = 2
     regularization: float = 0.1
-    regularization_margin: float = 1.0  # of the squared hinge, where rows have several labels
+    regularization_margin: float = 1.0  # of the squared hinge, for several labels, and for texts ...
+    margin_pairs: int = 1000  # ... of so many pairs, at least: held-out rows then choose its scale
     margin_scale: float = 6.0  # nats for a margin of one
     regularization_more: float = 1.0  # ... where new rows correct a model
     max_bias: float = 9.0  # the bias is the log-odds of the class, less one: at most so far below zero
     bias_feature: float = 1.0  # constant feature of classes that are compared with all rows
     passes: int = 12
+    passes_more: int = 4  # from the dual variables of an earlier fit
     tolerance: float = 0.05  # change of a dual variable
     prune_linear: float = 0.004  # mean contribution below which a weight is dropped
 
