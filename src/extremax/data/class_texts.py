@@ -43,9 +43,9 @@ def read_class_texts(path: Source) -> dict[str, list[str]]:
 
 def _rows(stream: ByteStream) -> Iterator[tuple[int, str, list[str]]]:
     """Yield line, label and texts of the rows of a table."""
-    delimiter = "\t" if b"\t" in stream.head.split(b"\n", 1)[0] else ","
-    quoting = csv.QUOTE_NONE if delimiter == "\t" else csv.QUOTE_MINIMAL
-    rows = csv.reader(stream.lines(), delimiter=delimiter, quoting=quoting)
+    has_tabs = b"\t" in stream.head.split(b"\n", 1)[0]
+    lines = stream.lines()
+    rows = csv.reader(lines, delimiter="\t", quoting=csv.QUOTE_NONE) if has_tabs else csv.reader(lines)
     at = 0
     for number, fields in enumerate(rows):
         names = [field.strip().lower() for field in fields]

