@@ -356,6 +356,14 @@ class Model:
         return summarize(self.rank_pairs(examples, n_threads=n_threads), examples)
 
     @property
+    def has_several_labels(self) -> bool:
+        """Whether rows may have several labels, each with a probability of its own."""
+        counts = self.classes.counts
+        return self.label_calibration is not None or (
+            counts is not None and int(counts.sum()) > self.classes.n_samples > 0
+        )
+
+    @property
     def labels(self) -> LabelCalibration:
         """The calibration of independent label probabilities, fitted on held-out rows or assumed."""
         if self.label_calibration is not None:
@@ -411,6 +419,14 @@ class Model:
     def label_prob_all(self, X: Features, *, n_threads: int = 1) -> Float64:
         """Return for every class the probability that it applies by itself: (n, n_classes)."""
         return self.labels.prob(*self.predictor(n_threads).log_softmax_all(X))
+
+    def label_prob_of(self, X: Features, ids: Int32, *, n_threads: int = 1) -> Float64:
+        """Return the probability that each of some classes (n, k) applies to its row; a class may be -1."""
+        found = self.predictor(n_threads).log_softmax_of(X, np.maximum(ids, 0))
+        prob = self.labels.prob(*found)
+        empty = self.empty_rows(X)
+        prob[empty] = self.label_frequencies[ids[empty]]
+        return prob
 
     def log_normalizers(self, X: Features, *, n_threads: int = 1) -> Float64:
         """Return the log of the summed exp of the scores of all classes, without calibration: (n,)."""

@@ -379,12 +379,16 @@ def test_bias_is_learnt_beside_a_margin_too():
     data = make_rows(weighted=True)
     others = [np.delete(np.arange(N_CLASSES), label) for label in data.y]
     found = Plausible(np.array(others, np.int32), np.zeros((N_ROWS, 5), np.float32), np.empty(0, np.float32))
-    matrix, biases = fit(data, found, bias_feature=1.0, is_text=True, margin_pairs=N_ROWS)
+    matrix, biases = fit(data, found, bias_feature=1.0, is_text=True, margin_pairs=N_ROWS, many_words=1.0)
     for c in range(N_CLASSES):
         X, *others = problem_of(data, found, c, -1.0)
         best = minimum((np.hstack([X, np.ones((len(X), 1))]), *others), EXACT["regularization"], True)
         np.testing.assert_allclose(matrix[c].toarray()[0], best[:-1], atol=2e-3)
         assert biases[c] == pytest.approx(best[-1] - 1.0, abs=2e-3)
+    plain = fit(data, found)[0].toarray()
+    for names in ({"many_words": 99.0}, {"margin_pairs": N_ROWS + 1}):  # few words, few pairs: no margin
+        given = {"is_text": True, "margin_pairs": N_ROWS, "many_words": 1.0} | names
+        np.testing.assert_array_equal(fit(data, found, **given)[0].toarray(), plain)
 
 
 @pytest.mark.identity

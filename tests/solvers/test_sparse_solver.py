@@ -68,6 +68,12 @@ class FewClasses(ExtremeClassifier):
     )
 
 
+class Pruned(ExtremeClassifier):
+    """All parts, without weights that hardly change a score."""
+
+    _numbers = replace_numbers(DEFAULTS, sparse={**SMALL, "prune_final": 0.003}, calibration=CALIBRATION)
+
+
 class Similarity(ExtremeClassifier):
     """A similarity that is worth its place."""
 
@@ -428,6 +434,26 @@ def test_resumed_fit_of_rows_and_all_classes_has_the_same_bits(data, epoch, tmp_
     clf = load_model(tmp_path / "model")
     clf._numbers = FewClasses._numbers
     assert_same_model(clf.resume_fit(*data), whole)
+
+
+@pytest.mark.parametrize("moment", ["epoch", "similarity"])
+def test_an_interrupted_model_is_mixed_and_pruned(data, test_rows, moment, monkeypatch):
+    if moment == "similarity":
+        monkeypatch.setattr(solver, "fit_bilinear", lambda *args, **options: press())
+    epoch = 1 if moment == "epoch" else 4  # of 3
+    clf, whole = make(Pruned), make(Pruned).fit(*data) if moment == "epoch" else None
+    with pytest.warns(TrainingInterruptedWarning):
+        clf.fit(*data, callbacks=[lambda record: press() if record["epoch"] == epoch else None])
+    assert clf.interrupted_ is True
+    assert list(clf.choices_["mix"]) == ["start", "linear"]
+    unpruned = make(Linear).fit(*data).model_.weights.n_entries
+    assert clf.choices_["n_weights"] == clf.model_.weights.n_entries < 0.9 * unpruned
+    assert clf.score(*test_rows) > 0.7
+    if whole is not None:
+        clf.resume_fit(*data)
+        np.testing.assert_array_equal(
+            clf.predict_log_proba(test_rows[0]), whole.predict_log_proba(test_rows[0])
+        )
 
 
 @pytest.mark.identity

@@ -68,13 +68,17 @@ def linear_rows(training: TrainingRows, job: Job) -> TrainingRows:
     such as names, keep them. Columns keep their numbers.
     """
     rows = training.rows
-    n_words = np.count_nonzero(rows.indices >= job.first_word)
-    few = len(rows.indices) <= job.config.max_entries or n_words < job.config.many_words * len(rows.indptr)
-    if few or n_words == len(rows.indices):
-        return training
     kept = rows.indices >= job.first_word
+    if len(kept) <= job.config.max_entries or not has_many_words(rows, job) or kept.all():
+        return training
     ends = running_counts(kept)[rows.indptr]
     return training._replace(rows=CSRRows(rows.data[kept], rows.indices[kept], ends))
+
+
+def has_many_words(rows: CSRRows, job: Job) -> bool:
+    """Whether texts are of several words; names are not."""
+    n_words = np.count_nonzero(rows.indices >= job.first_word)
+    return bool(n_words >= job.config.many_words * len(rows.indptr))
 
 
 class Plausible(NamedTuple):
@@ -304,7 +308,7 @@ def fit_linear(
     offsets
         Log-odds of each pair and of the plausible classes of each row, which the weights correct; None for
         weights that stand alone, whose bias is below zero. These have a margin, the squared hinge, for texts
-        and for rows with several labels.
+        of many words and for rows with several labels.
     duals
         Dual variables from which the fit goes on; replaced by those that it finds.
 
@@ -321,8 +325,11 @@ def fit_linear(
     np.maximum.at(row_weights, data.rows, data.pair_weight)
     listed = int((found.classes >= 0).sum()) + data.n_pairs
     is_whole = listed >= n_classes * int((data.labels_per_row > 0).sum())  # every row, and every class
-    is_ranked = data.has_several_labels or (job.is_text and data.n_pairs >= config.margin_pairs)
-    biases, has_margin = np.zeros(n_classes, np.float32), offsets is None and is_ranked
+    is_long = job.is_text and data.n_pairs >= config.margin_pairs and has_many_words(rows, job)
+    biases, has_margin = (
+        np.zeros(n_classes, np.float32),
+        offsets is None and (is_long or data.has_several_labels),
+    )
     regularization = config.regularization_margin if has_margin else config.regularization
     if has_margin:
         biases[:] = -1.0

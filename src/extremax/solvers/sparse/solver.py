@@ -416,6 +416,7 @@ class SparseTrainer(TrainerBase):
     def start(self, data: Examples, n_classes: int) -> TrainState:
         """Sum the rows of each class and fit the numbers of the start."""
         log = self.context.progress.log
+        log(f"start: {data.n_pairs:,} pairs of {n_classes:,} classes are summed")
         n_features, scale = self.config.layout.n_sparse, self._find_scale(data)
         sums = self.class_sums(data, n_classes, n_features, scale)
         arrays, rows = sums.arrays, self._rows(data, scale)
@@ -581,21 +582,20 @@ class SparseTrainer(TrainerBase):
         few = tables.sums.counts.sum() <= config.bilinear_max_pairs
         return bool(few) and config.few_classes < n_classes <= config.bilinear_max_classes
 
-    def finish(self, state: TrainState, split: Split) -> None:
+    def finish(self, state: TrainState, split: Split, *, interrupted: bool = False) -> None:
         """Fit the experts that have no epochs, choose the weights of all by held-out rows, and join them."""
         if isinstance(state.tables, FinishedTables):
             return
         tables, data, held_out = _tables(state), split.training, split.held_out
         rows = self._rows(data, tables.scale)
         mean = self.feature_mean(rows, tables.sums.matrix.shape[1], data)
-        training = TrainingRows(data, rows, mean)
-        if self._is_similar(tables) or self._whole(split) is not None:
-            if tables.found is None and tables.linear is not None:  # of a model folder
+        if not interrupted:
+            training, is_large = TrainingRows(data, rows, mean), not self._is_similar(tables)
+            if is_large and self._whole(split) is None:  # what only the rounds need makes room
+                tables.found, tables.duals, tables._made = None, None, None
+            elif tables.found is None and tables.linear is not None:  # of a model folder
                 self._search_again(tables, training, state.n_epochs, self._job())
             self._fit_experts(tables, training)
-        else:  # large: what only the rounds need makes room
-            self._fit_experts(tables, training)
-            tables.found, tables.duals, tables._made = None, None, None
         given_mean = mean / np.float32(tables.scale)
         tables.mix = self._choose_mix(tables, held_out)
         if self._is_too_large(tables, given_mean):
