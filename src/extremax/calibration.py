@@ -15,6 +15,10 @@ the temperature depends on the row,
 
 and all three numbers maximise the likelihood of the labels and of which top-1 predictions are right.
 
+Questions are not worded as training texts are, and rows that were held out from these do not show how sure a
+model of texts is of words that do not go together.  Mixed rows do, each the sum of two held-out rows: which
+top-1 predictions are the label of the first counts half as much as the same of ordinary rows.
+
 Probabilities of a row sum to one over all classes, so where rows have several labels they do not say whether
 a label applies.  `LabelCalibration` gives a probability to each label by itself:
 
@@ -58,6 +62,7 @@ _MAX_PROBABILITY = 1.0 - 1e-9  # the largest probability that counts
 _MAX_SLOPE = 0.5  # of the temperature's exponent: from a third to 1.05 times the temperature
 _SLOPE_SPREAD = 0.25  # of the prior of the slope
 _SLOPE_TOP1_WEIGHT = 1.0  # as above, where the temperature depends on the row
+_MIXED_WEIGHT = 0.5  # of the top-1 of mixed rows
 _OUTSIDE_PENALTY = 100.0  # nats for a row, per unit of log temperature outside of the grid
 _EVALUATIONS = 80  # of the loss, for each uniform mixing
 _LABEL_PENALTY = 1.0  # of the squared coefficients of the probability of each label
@@ -347,6 +352,7 @@ def fit_calibration(
     n_classes: int,
     *,
     by_row: bool = False,
+    mixed: tuple[Callable[[int, int], Float32], Examples] | None = None,
     n_threads: int = 1,
 ) -> Calibration:
     """Choose temperature and uniform mixing on rows that the model was not trained on.
@@ -360,10 +366,12 @@ def fit_calibration(
         Class and row of each pair; features and weights are not used.
     by_row
         Whether the temperature may depend on the row.
+    mixed
+        The same of mixed rows, where the temperature depends on the row.
     """
     statistics = _collect(score_rows, examples, n_classes, n_threads)
     if by_row:
-        return _fit_by_row(statistics)
+        return _fit_by_row(statistics, None if mixed is None else _collect(*mixed, n_classes, n_threads))
     choices = [_best_temperature(statistics, mix) for mix in _UNIFORM_MIXES]
     enough = max(choices, key=lambda choice: choice.log_likelihood).log_likelihood
     enough -= _MAX_LOSS_PER_ROW * examples.n_pairs
@@ -377,7 +385,7 @@ def fit_calibration(
     return Calibration(float(np.exp(chosen.log_temperature)), chosen.uniform_mix)
 
 
-def _fit_by_row(statistics: _Statistics) -> Calibration:
+def _fit_by_row(statistics: _Statistics, mixed: _Statistics | None) -> Calibration:
     """Maximise the likelihood of the labels and of which top-1 predictions are right, and the prior."""
     knots = _LOG_TEMPERATURES
     bounds = [(knots[0], knots[-1]), (-_MAX_SLOPE, _MAX_SLOPE)]
@@ -385,7 +393,7 @@ def _fit_by_row(statistics: _Statistics) -> Calibration:
     options: dict[str, Any] = {"maxfev": _EVALUATIONS, "xatol": 1e-3, "fatol": 1e-2}
     best, chosen = np.inf, Calibration()
     for mix in _UNIFORM_MIXES:
-        args = mix, statistics
+        args = mix, statistics, mixed
         # from the best temperature of all rows: there are other minima
         losses = [_row_loss(np.array([knot, 0.0]), *args) for knot in knots]
         first = knots[int(np.argmin(losses))]
@@ -401,22 +409,39 @@ def _fit_by_row(statistics: _Statistics) -> Calibration:
     return chosen
 
 
-def _row_loss(theta: Float64, uniform_mix: float, statistics: _Statistics) -> float:
+def _row_loss(
+    theta: Float64, uniform_mix: float, statistics: _Statistics, mixed: _Statistics | None
+) -> float:
     """Return the loss of a log temperature and a slope; nats of all pairs."""
     base, slope = float(theta[0]), float(theta[1])
-    log_temperature = base + slope * _confidence(-statistics.log_sums(base))
-    knots = statistics.log_sums.x
-    outside = np.abs(log_temperature - np.clip(log_temperature, knots[0], knots[-1])).sum()  # sums unknown
-    log_sum, rows = statistics.log_sums_by_row(log_temperature), statistics.rows
-    least = uniform_mix / statistics.n_classes
-    top1 = np.minimum((1.0 - uniform_mix) * np.exp(-log_sum) + least, _MAX_PROBABILITY)[rows]
+    log_sum, log_temperature, outside = _temper(base, slope, statistics)
+    rows, least = statistics.rows, uniform_mix / statistics.n_classes
     log_prob = statistics.gap * np.exp(-log_temperature[rows]) - log_sum[rows]
     if uniform_mix != 0.0:
         log_prob = np.log((1.0 - uniform_mix) * np.exp(log_prob) + least)
-    top1_likelihood = np.where(statistics.top1, np.log(top1), np.log1p(-top1)).sum()
+    top1_likelihood = _top1_likelihood(log_sum, uniform_mix, statistics)
+    if mixed is not None:
+        log_sum, _, more = _temper(base, slope, mixed)
+        factor, outside = _MIXED_WEIGHT * len(rows) / len(mixed.rows), outside + more
+        top1_likelihood += factor * _top1_likelihood(log_sum, uniform_mix, mixed)
     prior = 0.5 * ((base / _PRIOR_SPREAD) ** 2 + (slope / _SLOPE_SPREAD) ** 2)
-    unknown = _OUTSIDE_PENALTY * float(outside)
-    return prior + unknown - float(log_prob.sum()) - _SLOPE_TOP1_WEIGHT * float(top1_likelihood)
+    unknown = _OUTSIDE_PENALTY * outside
+    return prior + unknown - float(log_prob.sum()) - _SLOPE_TOP1_WEIGHT * top1_likelihood
+
+
+def _temper(base: float, slope: float, statistics: _Statistics) -> tuple[Float64, Float64, float]:
+    """Return log-sums and log temperatures of rows, and how far these are outside of the grid."""
+    log_temperature = base + slope * _confidence(-statistics.log_sums(base))
+    knots = statistics.log_sums.x
+    outside = np.abs(log_temperature - np.clip(log_temperature, knots[0], knots[-1])).sum()  # sums unknown
+    return statistics.log_sums_by_row(log_temperature), log_temperature, float(outside)
+
+
+def _top1_likelihood(log_sum: Float64, uniform_mix: float, statistics: _Statistics) -> float:
+    """Return the log-likelihood of which top-1 predictions are right."""
+    least = uniform_mix / statistics.n_classes
+    top1 = np.minimum((1.0 - uniform_mix) * np.exp(-log_sum) + least, _MAX_PROBABILITY)[statistics.rows]
+    return float(np.where(statistics.top1, np.log(top1), np.log1p(-top1)).sum())
 
 
 def _collect(

@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from extremax.class_texts import Descriptions
 from extremax.errors import warn_caller
 from extremax.examples import Examples
-from extremax.model import ClassInfo, Descriptions, Model
+from extremax.model import ClassInfo, Model
 from extremax.runtime.context import Context
 from extremax.scores.base import EditableSearch, Scorer, Search, Weights
 from extremax.scores.dense import DenseWeights
@@ -57,11 +58,16 @@ _MAX_LEAD = 2.0  # nats, the median lead on own rows where no others can be comp
 
 
 def add_rows(
-    clf: ExtremeClassifier, X: Features, y: Any, sample_weight: ArrayLike | None, classes: ArrayLike | None
+    clf: ExtremeClassifier,
+    X: Features,
+    y: Any,
+    sample_weight: ArrayLike | None,
+    classes: ArrayLike | None,
+    n_ordinary: int | None = None,
 ) -> None:
-    """Add the classes of checked rows to a classifier, in place."""
+    """Add the classes of checked rows, class texts from `n_ordinary` on, to a classifier in place."""
     known, targets = encode_targets(y, n_samples=X.shape[0], classes=classes)
-    data = clf._weighted(targets.with_features(X), sample_weight)
+    data = clf._weighted(replace(targets.with_features(X), n_ordinary=n_ordinary), sample_weight)
     ids = _find_labels(clf, known)
     if (ids >= 0).all():
         what = (
@@ -246,7 +252,7 @@ def add_classes(fitted: Fitted, data: Examples, place: Int64, context: Context) 
     data = trainer.accept(data)
     state, weights = _grow(fitted, data, n_new, trainer, context)
     noise = state.noise
-    counts = data.class_counts(n_new).astype(np.int64)
+    counts = data.ordinary().class_counts(n_new).astype(np.int64)
     classes = _plus_classes(model.classes, counts, data)
     label_map = model.label_map
     if label_map is not None:
@@ -365,6 +371,7 @@ def _take_classes(classes: ClassInfo, index: Int64) -> ClassInfo:
         n_samples,
         None if classes.means is None else classes.means[index],
         None if texts is None else Descriptions.of([texts.text(int(i)) for i in index]),
+        None if classes.texts is None else classes.texts.take(index),
     )
 
 
@@ -384,18 +391,18 @@ def _merge_classes(classes: ClassInfo, target: Int64, n_classes: int) -> ClassIn
         texts = Descriptions.of(["; ".join(part) for part in joined])
     if counts is not None:
         counts = np.bincount(target, weights=counts, minlength=n_classes).astype(np.int64)
-    return ClassInfo(counts, classes.n_samples, means, texts)
+    own = None if classes.texts is None else classes.texts.merge(target)
+    return ClassInfo(counts, classes.n_samples, means, texts, own)
 
 
 def _plus_classes(classes: ClassInfo, counts: Int64, data: Examples) -> ClassInfo:
-    texts, n_rows = classes.descriptions, len(np.unique(data.rows))
+    texts, n_rows = classes.descriptions, len(np.unique(data.ordinary().rows))
     if texts is not None:
         known = [texts.text(i) for i in range(len(texts.ends))]
         texts = Descriptions.of(known + [""] * len(counts))
     before = classes.counts
-    return ClassInfo(
-        None if before is None else np.concatenate([before, counts]), classes.n_samples + n_rows, None, texts
-    )
+    joined = None if before is None else np.concatenate([before, counts])
+    return ClassInfo(joined, classes.n_samples + n_rows, None, texts, classes.texts)
 
 
 # -- weights of new classes

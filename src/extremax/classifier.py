@@ -17,6 +17,7 @@ from sklearn.exceptions import NotFittedError
 from sklearn.utils.validation import validate_data
 
 from extremax import class_editing as editing
+from extremax.class_texts import WEIGHT
 from extremax.errors import ModelFileError, ScoreOverflowError, TrainingInterruptedWarning, warn_caller
 from extremax.examples import Examples, FeatureLayout
 from extremax.explanation import Explanation, LabelExplanation, explain_class, explain_row
@@ -54,12 +55,13 @@ from extremax.storage.card import make_card
 from extremax.storage.labels import check_savable
 from extremax.storage.models import Change, EstimatorHeader, SavedModel, save_model
 from extremax.storage.state import State
+from extremax.subsets import label_log_probs, prediction_sets, topk_among
 from extremax.tuned import DEFAULTS, Defaults
 from extremax.types import Bool, Features, Float32, Float64, Int32, Int64
 from extremax.validation.constraints import Choice, ConstraintTable, Interval, check_parameters
 from extremax.validation.features import check_features, copied_bytes, join_pair
 from extremax.validation.frames import as_frame, frame_inputs, is_frame
-from extremax.validation.labels import LabelIndex, check_classes
+from extremax.validation.labels import LabelIndex, check_classes, encode_labels, join_labels
 from extremax.validation.random_state import check_random_state
 from extremax.validation.sample_weight import class_weights, row_weight, warn_unlabelled
 from extremax.validation.targets import encode_targets, indicator_format, lookup_targets, make_indicator
@@ -84,11 +86,14 @@ class FirstRows(NamedTuple):
         Groups of columns in the layout of texts.
     held
         Bytes that features of texts take, by part.
+    text_labels
+        Labels of the last rows of X, which are class texts.
     """
 
     X: Any
     groups: tuple[int, ...] = ()
     held: Mapping[str, int] = MappingProxyType({})
+    text_labels: Sequence[Any] = ()
 
 
 class Classifier(ClassifierMixin, BaseEstimator):
@@ -250,7 +255,13 @@ class Classifier(ClassifierMixin, BaseEstimator):
         return inner.classes_[ids[:, 0]]
 
     def predict_topk(
-        self, X: Any, k: int = 5, *, search: str = "exact", beam_width: int | None = None
+        self,
+        X: Any,
+        k: int = 5,
+        *,
+        search: str = "exact",
+        beam_width: int | None = None,
+        among: Sequence[Any] | None = None,
     ) -> tuple[NDArray[Any], Float32]:
         """Return the k most probable labels of each row, best first, and their log-probabilities.
 
@@ -267,14 +278,24 @@ class Classifier(ClassifierMixin, BaseEstimator):
             Number of classes to score. The default, ``choices_["beam_width"]``, found the exact best class
             for 99.7% of some rows of `fit`; it is None if exact search is as fast. Where the tree of the
             noise is searched, the default is 64.
+        among : sequence of labels, or of n_samples lists of labels, optional
+            Return the best of these, and their log-probabilities given that the label is one of them.
         """
-        ids, log_prob = self.predict_ids(X, k, search=search, beam_width=beam_width)
+        ids, log_prob = self.predict_ids(X, k, search=search, beam_width=beam_width, among=among)
         return self._inner.classes_[ids], log_prob
 
     def predict_ids(
-        self, X: Any, k: int = 5, *, search: str = "exact", beam_width: int | None = None
+        self,
+        X: Any,
+        k: int = 5,
+        *,
+        search: str = "exact",
+        beam_width: int | None = None,
+        among: Sequence[Any] | None = None,
     ) -> tuple[Int32, Float32]:
         """Return the result of `predict_topk` with positions in `classes_` instead of labels."""
+        if among is not None:
+            return topk_among(self, X, k, among)
         features, inner = self.to_features(X), self._inner
         options: ConstraintTable = {
             "k": [Interval(int, 1, len(inner.classes_))],
@@ -283,6 +304,28 @@ class Classifier(ClassifierMixin, BaseEstimator):
         }
         check_parameters("predict_topk", {"k": k, "search": search, "beam_width": beam_width}, options)
         return inner._search(features, k, search=search, width=beam_width)
+
+    def score_labels(self, X: Any, labels: Sequence[Any]) -> Float32:
+        """Return log p(y|x) of some labels for each row, (n_samples, n_labels), normalised over all classes.
+
+        Examples
+        --------
+        >>> from extremax import ExtremeClassifier
+        >>> X, y = [[0.0, 1.0], [1.0, 0.0], [1.0, 1.0]] * 3, ["a", "b", "c"] * 3
+        >>> clf = ExtremeClassifier(random_state=0).fit(X, y)
+        >>> bool(np.allclose(clf.score_labels(X, ["c", "a"]), clf.predict_log_proba(X)[:, [2, 0]]))
+        True
+        """
+        return label_log_probs(self, X, labels)
+
+    def predict_set(self, X: Any, held_out: tuple[Any, Any], coverage: float = 0.9) -> list[list[Any]]:
+        """Return for each row a set of labels, best first, that has the right one in `coverage` of all rows.
+
+        Split conformal prediction: a label is in the set if it is at least as probable as a threshold that
+        follows from `held_out`, rows and labels that the model was not trained on. The coverage holds for
+        rows like these, however well the model is calibrated. A set has at least the best label.
+        """
+        return prediction_sets(self, X, held_out, coverage)
 
     def predict_labels(self, X: Any, threshold: float | None = None) -> list[list[Any]]:
         """Return all labels that apply to each row, the most probable first.
@@ -444,14 +487,19 @@ class Classifier(ClassifierMixin, BaseEstimator):
         Given the rows of a `fit` without weights and validation, the result is the model of an uninterrupted
         fit.
         """
-        X, y = self._inputs(X, y)
-        features, inner = self.to_features(X), self._inner
+        self._require_fitted()
+        (X, y), inner, texts = self._inputs(X, y), self._inner, self._inner.model_.classes.texts
+        features = self.to_features(X if texts is None else [*X, *texts.to_list()])
         if inner._changes:
             raise ValueError(
                 f"the classes of this model were changed ({inner._changes[-1]['what']}) after its fit, which"
                 " cannot be resumed as if they had not been; go on with partial_fit, or call fit."
             )
-        data = inner._class_weighted(inner._lookup(y, features)).usable()
+        n_samples = features.shape[0] - (0 if texts is None else len(texts))
+        data = inner._class_weighted(lookup_targets(y, inner._label_index, n_samples=n_samples))
+        data = data.with_features(features).usable()
+        if texts is not None:
+            data = data.with_class_texts(texts.class_of, WEIGHT)
         config, context = inner._resume_config(), inner._context(inner.seed_)
         request = Request(None, callbacks, inner._publish, inner.patience)
         inner._finish(resume_model(inner._fitted, data, config, context, request))
@@ -754,6 +802,8 @@ class ExtremeClassifier(Classifier):
         """Train from the beginning, on the rows of a first call."""
         first, held = self._read_first(rows, y, classes, sample_weight)
         data = self._class_weighted(first).usable()
+        if len(rows.text_labels):
+            data = data.with_class_texts(self._label_index.lookup(list(rows.text_labels)), WEIGHT)
         self._require_two_classes(data)
         context = self._context(check_random_state(self.random_state))
         data, validation = self._split_validation(data, eval_set, context.seed)
@@ -969,11 +1019,14 @@ class ExtremeClassifier(Classifier):
 
         Returns the examples, and the bytes that are held for the fit by now, by part.
         """
-        given, groups, held = rows
+        given, groups, held, text_labels = rows
         X, n_dense = join_pair(given)
         features = check_features(X)
         n_columns, copied = int(features.shape[1]), copied_bytes(given, features)
-        known, targets = encode_targets(y, n_samples=features.shape[0], classes=classes)
+        n_samples = features.shape[0] - len(text_labels)
+        known, targets = encode_targets(y, n_samples=n_samples, classes=classes)
+        if len(text_labels):
+            known, targets = self._with_text_labels(known, targets, list(text_labels), y)
         check_savable(known)
         self._indicator = indicator_format(y)
         scaling = None
@@ -982,9 +1035,26 @@ class ExtremeClassifier(Classifier):
         if scaling is not None:
             features = scaling.scale(features)
         self.layout_ = FeatureLayout(n_columns, n_dense, groups, scaling)
-        data = self._weighted(targets.with_features(features), sample_weight)
+        data = self._weighted(targets, sample_weight).with_features(features)
         self._remember(X, features, known)
         return data, {**held, "converted features": copied} if copied else held
+
+    def _with_text_labels(
+        self, known: NDArray[Any], targets: Examples, labels: list[Any], y: Any
+    ) -> tuple[NDArray[Any], Examples]:
+        """Return classes and pairs with the labels of class texts among the classes."""
+        more, _ = encode_labels(labels, name="class_texts")
+        found = LabelIndex(known).find(more.tolist(), where=str, hint="", allow_unseen=True)
+        new = more[found < 0]
+        if not len(new):
+            return known, targets
+        if indicator_format(y) is not None:
+            raise ValueError(
+                f"class_texts has the label {new.item(0)!r}, which is not a column of y; its columns are all"
+                " classes that there are."
+            )
+        both, place = join_labels(known, new)
+        return both, replace(targets, y=np.argsort(place).astype(np.int32)[targets.y])
 
     def _remember(self, X: Any, features: Features, classes: NDArray[Any]) -> None:
         self.classes_ = classes

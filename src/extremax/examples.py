@@ -73,12 +73,16 @@ class Examples:
         Row of X of each pair, ascending, and within a row by class; None where pair i is row i.
     weight : float32 (n_pairs,) or None
         Weight of each pair; None means one.
+    n_ordinary : int or None
+        Rows from this one on are texts of the classes: they are trained on, and never held out or left out
+        of their class. None means that there are none.
     """
 
     X: Features
     y: Int32
     row_index: Int64 | None = None
     weight: Float32 | None = None
+    n_ordinary: int | None = None
 
     @classmethod
     def labels_only(cls, y: Int32, n_rows: int, row_index: Int64 | None = None) -> Examples:
@@ -116,6 +120,21 @@ class Examples:
     def rows_of(self, pairs: Int64) -> Int64:
         """Return the rows of some pairs."""
         return pairs if self.row_index is None else self.row_index[pairs]
+
+    def ordinary(self) -> Examples:
+        """Return the pairs of all rows but the texts of the classes."""
+        return self if self.n_ordinary is None else self.take(self.rows < self.n_ordinary)
+
+    def with_class_texts(self, y: Int32, weight: float) -> Examples:
+        """Return the pairs together with the last rows of X, which are texts of the classes y.
+
+        `weight` is theirs, in that of a mean pair of the other rows.
+        """
+        first = self.n_rows - len(y)
+        usual = float(self.pair_weight.mean(dtype=np.float64)) if self.n_pairs else 1.0
+        rows = np.concatenate([self.rows, np.arange(first, self.n_rows)])
+        weights = np.concatenate([self.pair_weight, np.full(len(y), weight * usual, np.float32)])
+        return Examples(self.X, np.concatenate([self.y, y]), rows, weights, first)
 
     def expand(self, per_row: Float32) -> Float32:
         """Return an array with one line per pair from one with a line per row."""
@@ -157,7 +176,8 @@ class Examples:
         if kept.all():
             return self
         index = np.flatnonzero(kept) if self.row_index is None else self.row_index[kept]
-        return Examples(self.X, self.y[kept], index, None if self.weight is None else self.weight[kept])
+        weight = None if self.weight is None else self.weight[kept]
+        return Examples(self.X, self.y[kept], index, weight, self.n_ordinary)
 
     def usable(self) -> Examples:
         """Return the pairs of known classes that have a weight above zero."""
@@ -200,6 +220,7 @@ class Examples:
             offsets = np.searchsorted(self.row_index, np.arange(self.n_rows + 1))
             matrix = sparse.csr_array((np.ones(self.n_pairs, np.int8), self.y, offsets))
             _, held_out = split_rows(matrix, fractions=(fraction,), seed=seed)
+            held_out = held_out[held_out < (self.n_ordinary or self.n_rows)]
             kept = ~np.isin(self.row_index, held_out)
         if len(held_out) == 0:
             raise ValueError(
@@ -216,9 +237,9 @@ class Examples:
             raise ValueError(f"n_rows is {n_rows}; set at least one row aside.")
         rows = self.rows
         offsets = np.searchsorted(rows, np.arange(self.n_rows + 1))
-        left = np.bincount(self.y)
+        left = np.bincount(self.y)  # a text of its own leaves a class known
         aside = np.zeros(self.n_rows, bool)
-        for row in np.random.default_rng((seed, 4)).permutation(self.n_rows):
+        for row in np.random.default_rng((seed, 4)).permutation(self.n_ordinary or self.n_rows):
             labels = self.y[offsets[row] : offsets[row + 1]]
             if len(labels) and (left[labels] > 1).all():
                 left[labels] -= 1
@@ -239,12 +260,31 @@ class Examples:
         fold = np.empty(self.n_pairs, np.int64)
         fold[order] = np.arange(self.n_pairs) % n_folds
         fold[order[first[size == 1]]] = -1
+        if self.n_ordinary is not None:
+            fold[self.rows >= self.n_ordinary] = -1
         for number in range(n_folds):
             yield self._pairs(fold != number), self._pairs(fold == number).compact()
 
     def _pairs(self, chosen: Bool) -> Examples:
         weight = None if self.weight is None else self.weight[chosen]
-        return Examples(self.X, self.y[chosen], self.rows[chosen], weight)
+        return Examples(self.X, self.y[chosen], self.rows[chosen], weight, self.n_ordinary)
+
+
+def mix_rows(data: Examples, n_rows: int) -> Examples:
+    """Return some rows that are each the sum of two random ones, over sqrt(2), with the label of the first.
+
+    Examples
+    --------
+    >>> X = sparse.csr_matrix(np.eye(3, dtype=np.float32))
+    >>> mixed = mix_rows(Examples(X, np.array([5, 6, 7], np.int32)), 2)
+    >>> (mixed.X.toarray() > 0.7).astype(int).tolist(), mixed.y.tolist()
+    ([[0, 1, 1], [1, 0, 1]], [7, 5])
+    """
+    order = np.random.default_rng(0).permutation(data.n_pairs)
+    first, second = order[:n_rows], np.roll(order, 1)[:n_rows]
+    X: Any = data.X
+    mixed = (X[data.rows[first]] + X[data.rows[second]]) * np.float32(np.sqrt(0.5))
+    return Examples(mixed, data.y[first])
 
 
 def split_rows(

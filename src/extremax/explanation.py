@@ -87,6 +87,8 @@ class Explanation:
         Difference between the score of the first label and that of each of the others.
     is_known : bool
         False for a text that says nothing to the model: its answer is the class frequencies.
+    matched : str or None
+        The class text of the first label that the text is most like, if there is one like it.
     pieces : list of str
         The text, cut into words and what is between them.  Writing without spaces is cut into the n-grams
         that add most.  Empty for rows that are not texts.
@@ -102,6 +104,7 @@ class Explanation:
     score: Contributions
     against: list[Contributions]
     is_known: bool = True
+    matched: str | None = None
     pieces: list[str] = field(default_factory=list)
     unknown_words: list[str] = field(default_factory=list)
     unmatched_words: list[list[str]] = field(default_factory=list)
@@ -134,7 +137,10 @@ class Explanation:
                 f"{label} {p:.1%}" for label, p in zip(self.labels, self.probabilities, strict=True)
             )
             return f"no known word was found; these are the class frequencies: {frequent}"
-        lines = [f"{self.label}  {self.probability:.1%}", str(self.score)]
+        lines = [f"{self.label}  {self.probability:.1%}"]
+        if self.matched is not None:
+            lines.append(f"matched the name {self.matched!r}")
+        lines.append(str(self.score))
         if self.against:
             lines += ["", f"{self.label} rather than {self.runner_up}  {self.probabilities[1]:.1%}"]
             lines.append(str(self.difference))

@@ -194,16 +194,16 @@ def split_calibration(
     data: Examples, n_classes: int, config: FitConfig, seed: int
 ) -> tuple[Examples, Examples | None]:
     """Hold out a few of many rows, to calibrate probabilities and to choose the beam width."""
-    numbers = config.numbers.calibration
+    numbers, n_rows = config.numbers.calibration, data.n_ordinary or data.n_rows
     scored = max(numbers.min_rows, numbers.max_scores // n_classes)
-    wanted = min(numbers.max_rows, int(numbers.row_fraction * data.n_rows), scored)
+    wanted = min(numbers.max_rows, int(numbers.row_fraction * n_rows), scored)
     min_pairs, least = numbers.min_pairs, numbers.min_rows
     if config.solver.sparse_weights:  # the rows also choose how the parts are mixed
         mixing = config.numbers.sparse
-        wanted = max(numbers.min_rows, min(mixing.max_held_out, int(mixing.row_fraction * data.n_rows)))
+        wanted = max(numbers.min_rows, min(mixing.max_held_out, int(mixing.row_fraction * n_rows)))
         min_pairs = mixing.min_held_out_pairs
     elif data.label_edges is not None:  # the rows also choose which labels apply
-        wanted = max(wanted, min(numbers.max_rows, int(numbers.label_row_fraction * data.n_rows), scored))
+        wanted = max(wanted, min(numbers.max_rows, int(numbers.label_row_fraction * n_rows), scored))
         min_pairs, least = 0, numbers.label_min_rows
     if not config.solver.decays or data.n_pairs < min_pairs or wanted < least:
         return data, None
@@ -221,9 +221,10 @@ def start_model(
 ) -> Fitted:
     """Make the model before its first epoch; the first record of the history has the time since `started`."""
     state = trainer.start(data, n_classes)
-    used = labelled_rows(data)
+    rows = data.ordinary()
+    used = labelled_rows(rows)
     n_samples = data.n_rows if used is None else int(used.sum())
-    classes = ClassInfo(data.class_counts(n_classes), n_samples)
+    classes = ClassInfo(rows.class_counts(n_classes), n_samples)
     model = Model(trainer.export(state), config.solver.name, classes=classes).trained(state, config)
     record = {"epoch": 0, "seconds": time.perf_counter() - started, "loss": float("nan")}
     return Fitted(model, state, [{**record, "learning_rate": config.solver.learning_rate}])
@@ -283,7 +284,9 @@ def finish_model(
             if fitted.interrupted and fitted.model.config is not None:  # the user is waiting: fewer rows
                 rows = rows.sample_rows(fitted.model.config.numbers.calibration.rows_after_interrupt)
             fitted.model = calibrate_model(fitted.model, rows, context)
-            fitted.model, figures = measure_held_out(fitted.model, rows, split.training.X, context)
+            training = split.training
+            X = training.X if training.n_ordinary is None else training.X[: training.n_ordinary]
+            fitted.model, figures = measure_held_out(fitted.model, rows, X, context)
             fitted.history[-1] |= figures
         if not fitted.interrupted:
             trainer.include(fitted.state, split)

@@ -11,13 +11,14 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse
 
 from extremax.calibration import Calibration, LabelCalibration
+from extremax.class_texts import ClassTexts, Descriptions
 from extremax.errors import ModelFileError
 from extremax.examples import Examples, FeatureLayout
 from extremax.features.pca import PCA
@@ -50,33 +51,6 @@ _MAX_MIXTURES = 4  # inside one another
 _LABEL_ROWS, _LABEL_WIDTH = 4096, 16  # rows, and best classes at first, whose labels are found at a time
 
 
-class Descriptions(NamedTuple):
-    """Descriptions of the classes: their UTF-8 bytes in sequence, and the end of each.
-
-    Examples
-    --------
-    >>> texts = Descriptions.of(["Fall on and from ladder", ""])
-    >>> texts.text(0), texts.text(1)
-    ('Fall on and from ladder', '')
-    """
-
-    utf8: NDArray[np.uint8]
-    ends: Int64
-
-    @classmethod
-    def of(cls, texts: Sequence[str]) -> Descriptions:
-        """Make descriptions from one text per class, in the order of the classes."""
-        coded = [text.encode(errors="replace") for text in texts]
-        return cls(
-            np.frombuffer(b"".join(coded), np.uint8), np.cumsum([len(c) for c in coded], dtype=np.int64)
-        )
-
-    def text(self, label: int) -> str:
-        """Return the text on a class."""
-        start = int(self.ends[label - 1]) if label else 0
-        return self.utf8[start : int(self.ends[label])].tobytes().decode(errors="replace")
-
-
 @dataclass(frozen=True)
 class ClassInfo:
     """Counts, means and descriptions of the classes.
@@ -91,34 +65,36 @@ class ClassInfo:
         Mean of each class's projected rows, where there is a tree.
     descriptions
         A text on each class, such as the name that a code stands for.
+    texts
+        Names and synonyms of the classes that training has read.
     """
 
     counts: Int64 | None = None
     n_samples: int = 0
     means: NDArray[np.float16] | None = None
     descriptions: Descriptions | None = None
+    texts: ClassTexts | None = None
 
     def state(self) -> State:
         given = {"counts": self.counts, "means": self.means}
         arrays: dict[str, NDArray[Any]] = {name: array for name, array in given.items() if array is not None}
         if self.descriptions is not None:
-            arrays |= {f"descriptions_{name}": value for name, value in self.descriptions._asdict().items()}
+            arrays |= self.descriptions.arrays("descriptions")
+        if self.texts is not None:
+            arrays |= self.texts.arrays()
         return State({"n_samples": self.n_samples}, arrays)
 
     @classmethod
     def from_state(cls, state: State) -> ClassInfo:
         arrays = state.arrays
-        texts = counts = means = None
-        if "descriptions_ends" in arrays or "descriptions_utf8" in arrays:
-            utf8 = checks.get_array(arrays, "descriptions_utf8", "u1", (None,))
-            ends = checks.get_array(arrays, "descriptions_ends", "i8", (None,))
-            texts = Descriptions(utf8, checks.check_rising(ends, "descriptions_ends", None, len(utf8)))
+        descriptions, texts = Descriptions.from_arrays(arrays, "descriptions"), ClassTexts.from_arrays(arrays)
+        counts = means = None
         if "counts" in arrays:
             counts = checks.get_array(arrays, "counts", "i8", (None,))
             checks.check_range(counts, "counts", 0, 2**53)
         if "means" in arrays:
             means = checks.get_array(arrays, "means", "f2", (None, None))
-        return cls(counts, checks.get_int(state.header, "n_samples"), means, texts)
+        return cls(counts, checks.get_int(state.header, "n_samples"), means, descriptions, texts)
 
     def check(self, n_classes: int) -> None:
         """Raise ModelFileError for arrays of another number of classes."""
@@ -126,6 +102,8 @@ class ClassInfo:
         for name, array in (("counts", self.counts), ("means", self.means), ("descriptions", ends)):
             if array is not None and len(array) != n_classes:
                 checks.reject(f"{name} are those of {len(array):,} classes, weights of {n_classes:,}")
+        if self.texts is not None:
+            checks.check_range(self.texts.class_of, "text_classes", 0, n_classes)
 
 
 # The attribute of a model for each component of a folder, and the function that restores it.
@@ -492,7 +470,7 @@ class Model:
         """Return the model calibrated by pairs that it was not trained on."""
         config = DEFAULTS.calibration if self.config is None else self.config.numbers.calibration
         predictor = self.predictor(n_threads)
-        found = predictor.choose_calibration(examples, config=config)
+        found = predictor.choose_calibration(examples, config=config, mixes_rows=self.layout.is_text)
         if examples.label_edges is None:
             return replace(self, calibration=found, reference=None)
         labels = predictor.choose_label_calibration(examples, self.n_classes)

@@ -5,16 +5,19 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from operator import attrgetter
 from typing import Any, Self
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 from sklearn.base import clone
 from sklearn.utils import TransformerTags
 from sklearn.utils.validation import _num_samples
 
-from extremax.classifier import Classifier, ExtremeClassifier, FirstRows, check_count
+from extremax import class_editing as editing
+from extremax.class_texts import WEIGHT, ClassTexts, list_class_texts
+from extremax.classifier import Classifier, EvalSet, ExtremeClassifier, FirstRows, check_count
 from extremax.errors import ModelFileError
 from extremax.explanation import Explanation, explain_frequencies, explain_row
 from extremax.features.ngrams import NgramFeatures
@@ -23,6 +26,7 @@ from extremax.runtime.memory import check_memory, describe_memory
 from extremax.runtime.progress import ProgressLine
 from extremax.runtime.threads import resolve_threads
 from extremax.scores.sparse import EMBEDDING
+from extremax.solvers.loop import Callback
 from extremax.solvers.registry import find_solver
 from extremax.storage import checks
 from extremax.storage.models import open_model
@@ -33,6 +37,7 @@ from extremax.validation.frames import frame_inputs, frame_texts
 
 TEXT_COMPONENT = "text"  # the component of a saved model that makes it one of texts
 _MAX_ENCODER_NAME = 500  # characters
+_LEAST_MATCH = 0.4  # cosine of a text with a class text that explains its label
 
 
 def _of_classifier(name: str, doc: str) -> Any:
@@ -75,6 +80,7 @@ class TextClassifier(Classifier):
     """
 
     _input = "texts"
+    _class_texts: tuple[list[Any], list[str]] = ([], [])  # labels and texts of the fit that is running
     _encodes = False  # whether the encoder is used, alone or beside features
     _encoder_name: str | None = None  # what the folder of a saved model calls its encoder
 
@@ -116,24 +122,61 @@ class TextClassifier(Classifier):
 
     # -- training ------------------------------------------------------------------------------------------
 
+    def fit(
+        self,
+        X: Any,
+        y: Any,
+        sample_weight: ArrayLike | None = None,
+        *,
+        class_texts: Mapping[Any, str | Sequence[str]] | None = None,
+        eval_set: EvalSet = None,
+        classes: ArrayLike | None = None,
+        callbacks: Sequence[Callback] = (),
+    ) -> Self:
+        """Train from the beginning; the other parameters are those of `ExtremeClassifier.fit`.
+
+        Parameters
+        ----------
+        class_texts : dict from labels to texts, optional
+            Names, synonyms and descriptions of classes, one text or a list for each. They are trained on with
+            less weight than a row of X. A label without a row of X is a class as well.
+
+        Examples
+        --------
+        >>> texts = ["fell off a ladder", "fall from a roof", "bitten by a dog", "bitten by a cat"] * 5
+        >>> names = {"burn": ["burned by fire or hot water", "scald"]}
+        >>> clf = TextClassifier().fit(texts, ["fall", "fall", "bite", "bite"] * 5, class_texts=names)
+        >>> clf.predict(["a scald", "fell off a roof"]).tolist()
+        ['burn', 'fall']
+        """
+        self._class_texts = ([], []) if class_texts is None else list_class_texts(class_texts)
+        try:
+            return super().fit(X, y, sample_weight, eval_set=eval_set, classes=classes, callbacks=callbacks)
+        finally:
+            self.__dict__.pop("_class_texts", None)
+
     def _forget(self) -> None:
         for name in ("classifier_", "features_", "_encodes", "_encoder", "_encoder_name"):
             self.__dict__.pop(name, None)
 
     def _first_rows(self, X: Any, y: Any) -> FirstRows:
-        return self._fit_features(self._check_first(X, y))
+        labels, texts = self._class_texts
+        rows = self._fit_features([*self._check_first(X, y), *texts])
+        return rows._replace(text_labels=labels)
 
     def _eval_rows(self, X: Any, y: Any) -> tuple[Any, Any]:
         texts, labels = self._inputs(X, y)
         return self._transform(texts), labels
 
     def _finish_first(self, X: Any) -> None:
+        labels, texts = self._class_texts
+        self._keep_class_texts(labels, texts)
         if self.features_ is None:
             return
         # names of the columns with the greatest weights, which `explain_label` shows
         used, greatest = self.model_.weights.column_maxima()
         order = np.argsort(-greatest, kind="stable")
-        self.features_.keep_names(list(X), used[order][used[order] < self.features_.n_features])
+        self.features_.keep_names([*X, *texts], used[order][used[order] < self.features_.n_features])
         if not self.features_.count_unknown:
             # the length of a row does not say then how much of a text is unknown
             self._replace_model(self.model_.with_reference(None))
@@ -190,6 +233,52 @@ class TextClassifier(Classifier):
         n_bytes = sum(copied_bytes(None, part) for part in made)
         n_bytes += 0 if self.features_ is None else self.features_.n_bytes
         return FirstRows(features, groups, {"text features": n_bytes})
+
+    def add_classes(
+        self,
+        X: Any = (),
+        y: Any = (),
+        sample_weight: ArrayLike | None = None,
+        *,
+        class_texts: Mapping[Any, str | Sequence[str]] | None = None,
+        classes: ArrayLike | None = None,
+    ) -> Self:
+        """Add new classes, given rows or `class_texts` of them; see `ExtremeClassifier.add_classes`.
+
+        Examples
+        --------
+        >>> texts = ["fell off a ladder", "fall from a roof", "bitten by a dog", "bitten by a cat"] * 5
+        >>> clf = TextClassifier().fit(texts, ["fall", "fall", "bite", "bite"] * 5)
+        >>> clf.add_classes(class_texts={"roof": "damage to a roof"}).classes_.tolist()
+        ['bite', 'fall', 'roof']
+        """
+        if class_texts is None:
+            return super().add_classes(X, y, sample_weight, classes=classes)
+        self._require_fitted("before add_classes")
+        labels, texts = list_class_texts(class_texts)
+        given, y = self._inputs(X, y)
+        rows = list(given)
+        weight = np.ones(len(rows)) if sample_weight is None else np.asarray(sample_weight, np.float64)
+        several = any(isinstance(label, list) for label in y)
+        editing.add_rows(
+            self._inner,
+            self.to_features([*rows, *texts]),
+            [*y, *([label] if several else label for label in labels)],
+            np.append(weight, np.full(len(texts), WEIGHT)),
+            classes,
+            len(rows),
+        )
+        self._keep_class_texts(labels, texts)
+        return self
+
+    def _keep_class_texts(self, labels: list[Any], texts: list[str]) -> None:
+        """Add texts of known labels to those of the model."""
+        if not texts:
+            return
+        classes = self.model_.classes
+        more = ClassTexts.of(texts, self.classifier_.label_ids(labels))
+        joined = more if classes.texts is None else classes.texts.plus(more)
+        self._replace_model(replace(self.model_, classes=replace(classes, texts=joined)))
 
     # -- prediction ----------------------------------------------------------------------------------------
 
@@ -303,7 +392,19 @@ class TextClassifier(Classifier):
             found,
             counts_words=self.features_.options.word_ngrams > 0,
         )
-        return explanation.spelled_as(text)
+        matched = self._match(text, int(best[0][0, 0]))
+        return replace(explanation.spelled_as(text), matched=matched)
+
+    def _match(self, text: str, label: int) -> str | None:
+        """Return the class text of a class with the highest cosine, unless that is low."""
+        texts = self.model_.classes.texts
+        own = [] if texts is None else texts.of_class(label)
+        if self.features_ is None or not own:
+            return None
+        row, *others = self.features_.transform([text, *own])
+        cosines = [float(row.multiply(other).sum()) for other in others]
+        best = int(np.argmax(cosines))
+        return own[best] if cosines[best] >= _LEAST_MATCH else None
 
     def _column_names(self, columns: NDArray[np.integer[Any]]) -> list[str]:
         features = self.features_

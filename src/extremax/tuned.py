@@ -363,6 +363,7 @@ class CalibrationConfig:
     rows_after_interrupt: int = 256  # rows, after Ctrl-C: the user is waiting
     # classes of dense weights up to which the temperature depends on the row: scores are summed twice
     max_tempered_classes: int = 1 << 20
+    mixed_rows: int = 512  # sums of two held-out rows of texts, which show the model what it does not know
 
 
 @dataclass(frozen=True)

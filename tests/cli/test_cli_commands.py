@@ -799,7 +799,7 @@ def test_demo_answers(tmp_path: Path) -> None:
     # far fewer rows and epochs than the demonstration has
     assert figures["extremax"][0] > figures["class frequencies"][0]
     assert figures["nearest centroid"][2] > figures["class frequencies"][2]
-    assert lines.count("label\tdescription\tprobability") == 5
+    assert lines.count("label\tdescription\tprobability") == 7
     reasons = lines[lines.index("fell off a ladder") :]
     assert sum(line == "word\tadds" for line in reasons) == 2
     assert (tmp_path / "demo" / "learning_curve.png").read_bytes().startswith(b"\x89PNG")

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from importlib.util import find_spec
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from extremax.data import seen_classes
+from extremax.data import icd10cm, seen_classes
 from extremax.data.icd10cm import load_icd10cm
 
 pytestmark = pytest.mark.skipif(find_spec("simple_icd_10_cm") is None, reason="needs the codes of ICD-10-CM")
@@ -49,6 +51,32 @@ def test_split_invariant() -> None:
     assert texts[0] == data.texts[data.train[0]]
     assert len(set(codes)) == 10_662
     assert seen_classes(data.rows(data.test)[1], codes).mean() > 0.98
+
+
+def test_class_texts_come_from_notes_and_ontologies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    diseases = [
+        {
+            "name": "nephrolithiasis",
+            "synonyms": ["renal stone"],
+            "xrefs": [{"namespace": "ICD10CM", "id": "N20"}],
+        },
+        {"name": "two codes", "xrefs": [{"namespace": "ICD10", "id": c} for c in ("N20", "A00.1")]},
+        {"name": "no class", "xrefs": [{"namespace": "MESH", "id": "N20"}]},
+    ]
+    (tmp_path / "doid.json").write_text(json.dumps(diseases))
+    (tmp_path / "efo.json").write_text("[]")
+    terms = '[Term]\nname: {}\nsynonym: "{}" EXACT []\nsynonym: "{}" BROAD []\n\n'
+    phenotypes = terms.format("Tinnitus", "Ringing in the ears", "Noise") + terms.format(
+        "Other", "Thing", "x"
+    )
+    (tmp_path / "hp.obo").write_text("header\n" + phenotypes)
+    monkeypatch.setattr(icd10cm, "_package_file", lambda package, path: tmp_path / Path(path).name)
+    texts = icd10cm.icd10cm_class_texts(["N20", "A00", "H93.1"])
+    assert {"nephrolithiasis", "renal stone"} <= set(texts["N20"])
+    assert "Calculus of kidney and ureter" not in texts["N20"]  # its name, a row of its parent
+    assert texts["H93.1"] == ["Ringing in the ears"]  # a phenotype has the name of the class
+    assert "calculus of kidney" in texts["N20"]  # of the notes of other codes
+    assert not {"two codes", "no class", "Thing"} & {text for own in texts.values() for text in own}
 
 
 def test_missing_package_rejects(monkeypatch: pytest.MonkeyPatch) -> None:

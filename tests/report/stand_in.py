@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from extremax.model import ClassInfo, Descriptions, Model
+from extremax.class_texts import Descriptions
+from extremax.model import ClassInfo, Model
 from extremax.scores.dense import DenseWeights
 
 

@@ -57,6 +57,19 @@ def test_lists_and_logarithms(live: Live, text_model: Any) -> None:
 
 
 @pytest.mark.identity
+def test_labels_to_choose_from(live: Live, text_model: Any) -> None:
+    texts, among = make_texts()[0][:5], text_model.classes_[[3, 1]].tolist()
+    status, found = live.ask("/predict", {"inputs": texts, "parameters": {"among": among}})
+    assert status == 200
+    labels, log_prob = text_model.predict_topk(texts, 2, among=among)
+    assert [[entry["label"] for entry in answer] for answer in found] == labels.tolist()
+    scores = [[entry["score"] for entry in answer] for answer in found]
+    np.testing.assert_allclose(scores, np.exp(log_prob.astype(np.float64)), rtol=1e-6)
+    for wrong, code in ((["nothing"], 404), ([], 422), ("label", 422), ([1], 422), (["x"] * 101, 413)):
+        assert live.ask("/predict", {"inputs": texts, "parameters": {"among": wrong}})[0] == code
+
+
+@pytest.mark.identity
 @pytest.mark.parametrize("search", ["exact", "beam"])
 def test_requests_at_the_same_time_do_not_change_answers(live: Live, text_model: Any, search: str) -> None:
     texts = make_texts()[0]

@@ -22,7 +22,8 @@ class ExtremaxBackend(AnnifBackend):  # type: ignore[misc]
     training documents that were kept back. A document of which nothing is known gets no suggestion.
 
     Parameters of a project, beside ``limit``: ``n_epochs``, ``max_model_bytes`` and ``random_state``, as in
-    `ExtremeClassifier`.
+    `ExtremeClassifier`; with ``use_labels=true`` the labels of the vocabulary are class texts, and subjects
+    without a training document are suggested, too.
     """
 
     name = "extremax"
@@ -61,9 +62,22 @@ class ExtremaxBackend(AnnifBackend):  # type: ignore[misc]
             random_state=self._number(params, "random_state"),
             n_jobs=jobs or None,
         )
-        model = TextClassifier(classifier).fit(texts, subjects)
+        model = TextClassifier(classifier).fit(texts, subjects, class_texts=self._labels(params))
         model.save(os.path.join(self.datadir, MODEL))
         self._model = model
+
+    def _labels(self, params: dict[str, Any]) -> dict[int, str] | None:
+        """Return the label of each subject of the vocabulary in the language of the project."""
+        value = str(params.get("use_labels", "false")).lower()
+        if value not in ("true", "false"):
+            raise ConfigurationException(
+                f"use_labels is {value!r}; it must be true or false", backend_id=self.backend_id
+            )
+        if value == "false":
+            return None
+        found = ((number, subject.labels or {}) for number, subject in self.project.subjects.active)
+        language = self.project.vocab_lang
+        return {number: labels[language] for number, labels in found if language in labels}
 
     def _number(self, params: dict[str, Any], name: str) -> int | None:
         value = params.get(name)

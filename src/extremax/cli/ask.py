@@ -63,6 +63,8 @@ def show_answers(answers: list[dict[str, Any]]) -> None:
 
 def show_reasons(explanation: Any) -> None:
     """Write tables of what speaks for the first label, and for it rather than the second."""
+    if explanation.matched is not None:
+        terminal.write(f"\n{explanation.label} matched the name {explanation.matched!r}")
     for part in (explanation.score, *explanation.against[:1]):
         rather = "" if part.rather_than is None else f" rather than {part.rather_than}"
         words, others = part.words[:_TERMS], part.words[_TERMS:]

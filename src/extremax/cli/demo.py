@@ -34,7 +34,7 @@ def demo(
 
     \b
     Each short text describes a diagnosis; its label is the parent code.
-    Five phrases are classified at the end, the last one with the words that
+    Seven phrases are classified at the end, the last one with the words that
     made it so; the model, a figure of the learning curve and a report on the
     test texts are saved in --out.
     """

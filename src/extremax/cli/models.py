@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -144,6 +144,13 @@ def named_labels(data: Any) -> Any:
     return [[names[j] for j in y.indices[y.indptr[i] : y.indptr[i + 1]]] for i in range(data.n_samples)]
 
 
+def distinct_labels(data: Any) -> list[Any]:
+    """Return the labels that occur in a dataset."""
+    if data.multilabel:
+        return list(range(data.y.shape[1])) if data.label_names is None else list(data.label_names)
+    return list(set(data.y.tolist()))
+
+
 def describe_labels(model: Any, path: Path) -> None:
     """Store descriptions of labels in a model, from a CSV or TSV file of labels and texts."""
     from extremax.data import load_dataset
@@ -156,6 +163,17 @@ def describe_labels(model: Any, path: Path) -> None:
     if missing:
         terminal.warn(f"{missing:,} of {len(texts):,} labels have no description in {path}.")
     model.describe_classes(texts)
+
+
+def read_texts_of(path: Path, labels: Iterable[Any]) -> dict[Any, list[str]]:
+    """Read class texts, with labels spelled as the given ones are."""
+    from extremax.data import read_class_texts
+
+    by_name = {str(label): label for label in labels}
+    of_numbers = all(isinstance(label, int) for label in by_name.values())
+    with source(path) as opened:
+        found = read_class_texts(opened)
+    return {by_name.get(name, _as_number(name) if of_numbers else name): found[name] for name in found}
 
 
 def find_labels(model: Any, words: list[str]) -> list[Any]:

@@ -13,7 +13,13 @@ import typer
 
 from extremax.cli import terminal
 from extremax.cli.batches import train_in_batches
-from extremax.cli.models import describe_labels, load_labelled, named_labels
+from extremax.cli.models import (
+    describe_labels,
+    distinct_labels,
+    load_labelled,
+    named_labels,
+    read_texts_of,
+)
 from extremax.cli.options import (
     FILES,
     MORE,
@@ -71,6 +77,14 @@ class TextOptions:
         int | None,
         typer.Option(
             help="Binary logarithm of the number of different n-grams, at most.  [default: 20]",
+            rich_help_panel=_TEXTS,
+        ),
+    ] = None
+    class_texts: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="CSV, TSV or JSON lines of labels and their names and synonyms, to learn from.",
             rich_help_panel=_TEXTS,
         ),
     ] = None
@@ -159,8 +173,11 @@ def train(  # noqa: PLR0913 (the parameters are the options)
     from extremax.classifier import ExtremeClassifier
     from extremax.storage.folder import HEADER, check_target
 
-    if descriptions is not None and not descriptions.exists():
-        raise FileNotFoundError(f"{descriptions}: there is no such file.")
+    for path in (descriptions, texts.class_texts):
+        if path is not None and not path.exists():
+            raise FileNotFoundError(f"{path}: there is no such file.")
+    if texts.class_texts is not None and batch_rows is not None:
+        raise typer.BadParameter("--class-texts needs all rows at once; it does not go with --batch-rows.")
     # before an hour of training, not after
     with wrong_usage():
         options = given(parameters)
@@ -177,11 +194,12 @@ def train(  # noqa: PLR0913 (the parameters are the options)
         check_target(target)
     if replaces:
         terminal.log(f"{out} holds a model, which this one will replace")
-    started = time.perf_counter()
+    started, named = time.perf_counter(), {}
     if batch_rows is None:
         rows, eval_set = _load_all(data, valid, reading, reduce)
         model, n_samples = _estimator(classifier, rows, texts, data), rows.n_samples
-        model.fit(*_pair(rows), eval_set=eval_set)
+        named = _class_texts(rows, texts.class_texts)
+        model.fit(*_pair(rows), eval_set=eval_set, **named)
     else:
         rows, model = None, texts.classifier(classifier.set_params(verbose=0))
         n_samples = train_in_batches(model, data, reading.arguments(), batch_rows, seed)
@@ -190,7 +208,7 @@ def train(  # noqa: PLR0913 (the parameters are the options)
     out, replaces = (beside, False) if model.interrupted_ and beside != out else (out, replaces)
     _save(model, out)
     _report(model, out, replaces)
-    found = {} if quiet and not as_json else _measure(model, rows, seed)
+    found = {} if quiet and not as_json else _measure(model, rows, seed, named)
     if as_json:
         terminal.show_json(
             {
@@ -226,6 +244,15 @@ def _estimator(classifier: Any, rows: Any, texts: TextOptions, path: Path) -> An
     return classifier
 
 
+def _class_texts(rows: Any, path: Path | None) -> dict[str, Any]:
+    """Return the argument of `fit` with the class texts of a file, if there is one."""
+    if path is None:
+        return {}
+    found = read_texts_of(path, distinct_labels(rows))
+    terminal.log(f"{path}: {sum(map(len, found.values())):,} texts of {len(found):,} classes")
+    return {"class_texts": found}
+
+
 def _save(model: Any, out: Path) -> None:
     previous = signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second Ctrl-C would lose the model
     try:
@@ -243,7 +270,7 @@ def _report(model: Any, out: Path, replaced: bool) -> None:
     terminal.log(place + ("; training was interrupted" if model.interrupted_ else ""))
 
 
-def _measure(model: Any, data: Any, seed: int | None) -> dict[str, float]:
+def _measure(model: Any, data: Any, seed: int | None, named: dict[str, Any]) -> dict[str, float]:
     """Tell how good the model is, and return figures that are not in its history; `data` are all rows."""
     last = model.history_[-1]
     if "valid_accuracy" in last:
@@ -255,15 +282,20 @@ def _measure(model: Any, data: Any, seed: int | None) -> dict[str, float]:
         how = "give --valid FILE, or --validation-fraction 0.1"
         terminal.log(f"held out: none, as rows are few; {how}, to measure the model")
     else:
-        accuracy, error = cross_validate(model, *_pair(data), seed)
+        accuracy, error = cross_validate(model, *_pair(data), seed, named)
         of_five = f"{_FOLDS} models of {_FOLDS - 1} in {_FOLDS} rows"
         terminal.log(f"cross-validated: accuracy {accuracy:.3f} ± {error:.3f}, by {of_five} each")
         return {"cross_validated_accuracy": accuracy, "cross_validated_error": error}
     return {}
 
 
-def cross_validate(model: Any, inputs: Any, labels: Any, seed: int | None) -> tuple[float, float]:
-    """Return the accuracy on rows that a model of the others predicts, and its standard error."""
+def cross_validate(
+    model: Any, inputs: Any, labels: Any, seed: int | None, named: dict[str, Any] | None = None
+) -> tuple[float, float]:
+    """Return the accuracy on rows that a model of the others predicts, and its standard error.
+
+    `named` are the class texts of all fits.
+    """
     import numpy as np
     from sklearn.base import clone
 
@@ -287,7 +319,7 @@ def cross_validate(model: Any, inputs: Any, labels: Any, seed: int | None) -> tu
         copy = clone(model).set_params(**quiet)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the fit of all rows has given them
-            copy.fit(take(inputs, rest), take(labels, rest))
+            copy.fit(take(inputs, rest), take(labels, rest), **(named or {}))
             hits += len(out) * copy.score(take(inputs, out), take(labels, out))
     hedged = (hits + 2.0) / (n_rows + 4.0)  # after Agresti and Coull: few rows without a mistake prove little
     return hits / n_rows, float(np.sqrt(hedged * (1.0 - hedged) / (n_rows + 4.0)))

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from extremax.cli import terminal
-from extremax.cli.models import classifier_of, find_labels, load_rows
+from extremax.cli.models import classifier_of, find_labels, load_rows, read_texts_of, takes_texts
 from extremax.cli.options import ModelArgument, Opening, Reading
 
 _LABEL_FILE = "@"  # before the name of a file of labels
@@ -20,6 +20,13 @@ def update(  # noqa: PLR0913 (the options are the interface)
     model: ModelArgument,
     *,
     add: Annotated[Path | None, typer.Option(metavar="FILE", help="Add the classes of these rows.")] = None,
+    class_texts: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Names of the added classes; of labels that --add does not have, they are all there is.",
+        ),
+    ] = None,
     remove: Annotated[
         list[str] | None,
         typer.Option(metavar="LABEL", help="Remove a class; @FILE has one per line. May be repeated."),
@@ -49,6 +56,7 @@ def update(  # noqa: PLR0913 (the options are the interface)
 
     \b
     extremax update model --add new-tickets.csv
+    extremax update model --class-texts names-of-new-classes.tsv
     extremax update model --remove obsolete --remove "other things"
     extremax update model --merge kitten=cat --merge @merges.txt --out merged
     """
@@ -57,8 +65,10 @@ def update(  # noqa: PLR0913 (the options are the interface)
     from extremax.storage.folder import HEADER, check_target
     from extremax.text import load_model
 
-    if add is None and not remove and not merge:
-        raise typer.BadParameter("nothing to do: give --add, --remove or --merge.")
+    if add is None and class_texts is None and not remove and not merge:
+        raise typer.BadParameter("nothing to do: give --add, --class-texts, --remove or --merge.")
+    if class_texts is not None and known:
+        raise typer.BadParameter("--class-texts names new classes; it does not go with --train-known.")
     target = model if out is None else out
     in_place = os.path.realpath(target) == os.path.realpath(model)
     # from load to save: of two updates at once, one would be lost
@@ -72,8 +82,8 @@ def update(  # noqa: PLR0913 (the options are the interface)
             clf.remove_classes(find_labels(clf, _listed(remove)))
         if merge:
             clf.merge_classes(_pairs(clf, _listed(merge)))
-        if add is not None:
-            _add(clf, add, reading, known)
+        if add is not None or class_texts is not None:
+            _add(clf, add, reading, known, class_texts)
         done = clf.changes_[n_before:]
         classifier.n_jobs = saved  # the threads of this call are no parameter of the model
         clf.save(target)
@@ -124,7 +134,20 @@ def _pairs(clf: Any, words: list[str]) -> dict[Any, Any]:
     return found
 
 
-def _add(clf: Any, path: Path, reading: Reading, known: bool) -> None:
+def _add(clf: Any, path: Path | None, reading: Reading, known: bool, class_texts: Path | None) -> None:
+    more: dict[str, Any] = {}
+    if class_texts is not None:
+        if not takes_texts(clf):
+            raise ValueError("this model takes features, not texts, so a class text tells it nothing.")
+        found = read_texts_of(class_texts, clf.classes_.tolist())
+        old = set(clf.classes_.tolist())
+        more["class_texts"] = {label: texts for label, texts in found.items() if label not in old}
+        n_known = len(found) - len(more["class_texts"])
+        if n_known:
+            terminal.log(f"{class_texts}: {n_known:,} labels are classes already; their texts are left out")
+    if path is None:
+        clf.add_classes(**more)
+        return
     inputs, labels = load_rows(clf, path, reading)
     if clf.classes_.dtype.kind in "iu":
         named = (label for row in labels for label in (row if isinstance(row, list) else [row]))
@@ -136,4 +159,4 @@ def _add(clf: Any, path: Path, reading: Reading, known: bool) -> None:
     if known:
         clf.partial_fit(inputs, labels, new_classes="add")
     else:
-        clf.add_classes(inputs, labels)
+        clf.add_classes(inputs, labels, **more)

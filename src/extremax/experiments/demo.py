@@ -13,6 +13,7 @@ from sklearn.preprocessing import normalize
 
 from extremax.classifier import ExtremeClassifier
 from extremax.data import load_icd10cm, seen_classes
+from extremax.data.icd10cm import icd10cm_class_texts
 from extremax.report import Analysis
 from extremax.text import TextClassifier
 
@@ -21,6 +22,8 @@ PHRASES = (
     "chest pain when breathing",
     "food allergy to peanuts",
     "fracture of the left wrist",
+    "kidney stones",
+    "ringing in the ears",
     "fell off a ladder",
 )
 _CURVE_ROWS = 1000  # validation rows that are evaluated after each epoch
@@ -39,12 +42,13 @@ class Figures(NamedTuple):
 
 @dataclass(frozen=True)
 class Texts:
-    """Texts and codes by split; `names` describes the codes."""
+    """Texts and codes by split; `names` describes the codes, `class_texts` are more words for them."""
 
     train: tuple[list[str], list[str]]
     valid: tuple[list[str], list[str]]
     test: tuple[list[str], list[str]]
     names: dict[str, str]
+    class_texts: dict[str, list[str]]
 
 
 def load_texts(n_rows: int | None = None) -> Texts:
@@ -53,13 +57,23 @@ def load_texts(n_rows: int | None = None) -> Texts:
     train = data.rows(data.train if n_rows is None else data.train[:n_rows])
     texts, codes = data.rows(data.valid)
     known = np.flatnonzero(seen_classes(codes, train[1]))[:_CURVE_ROWS]
-    valid = [texts[i] for i in known], [codes[i] for i in known]
-    return Texts(train, valid, data.rows(data.test), data.names)
+    valid, test = ([texts[i] for i in known], [codes[i] for i in known]), data.rows(data.test)
+    asked = {
+        (text.lower(), code)
+        for part in (data.rows(data.valid), test)
+        for text, code in zip(*part, strict=True)
+    }
+    more = {
+        code: [text for text in texts_of if (text.lower(), code) not in asked]  # the test stays one
+        for code, texts_of in icd10cm_class_texts(train[1]).items()
+    }
+    return Texts(train, valid, test, data.names, more)
 
 
 def train_demo(data: Texts, parameters: Mapping[str, Any]) -> TextClassifier:
     """Fit a classifier with descriptions of its codes."""
-    clf = TextClassifier(ExtremeClassifier(**parameters)).fit(*data.train, eval_set=data.valid)
+    clf = TextClassifier(ExtremeClassifier(**parameters))
+    clf.fit(*data.train, eval_set=data.valid, class_texts=data.class_texts)
     return clf.describe_classes([data.names[code] for code in clf.classes_.tolist()])
 
 

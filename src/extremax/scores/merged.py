@@ -351,7 +351,7 @@ class MergedPredictor(Predictor):
         return replace(examples, y=y.astype(np.int32))
 
     def choose_calibration(
-        self, examples: Examples, *, config: CalibrationConfig | None = None
+        self, examples: Examples, *, config: CalibrationConfig | None = None, mixes_rows: bool = False
     ) -> Calibration:
         """Choose temperature and uniform mixing on examples that the model was not trained on."""
-        return super().choose_calibration(self.assign(examples), config=config)
+        return super().choose_calibration(self.assign(examples), config=config, mixes_rows=mixes_rows)

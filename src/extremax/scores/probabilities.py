@@ -25,7 +25,7 @@ from extremax.calibration import (
     mix_uniform,
 )
 from extremax.errors import ScoreOverflowError
-from extremax.examples import Examples
+from extremax.examples import Examples, mix_rows
 from extremax.metrics import accuracy_at_k, label_hits
 from extremax.runtime.products import one_blas_thread
 from extremax.runtime.threads import split
@@ -273,9 +273,12 @@ class Predictor:
     # -- calibration
 
     def choose_calibration(
-        self, examples: Examples, *, config: CalibrationConfig | None = None
+        self, examples: Examples, *, config: CalibrationConfig | None = None, mixes_rows: bool = False
     ) -> Calibration:
-        """Choose temperature and uniform mixing on examples that the model was not trained on."""
+        """Choose temperature and uniform mixing on examples that the model was not trained on.
+
+        With `mixes_rows`, a temperature that depends on the row is also for rows unlike them.
+        """
         scorer, config = self.scorer, config or CalibrationConfig()
         scorer.check(examples.X)
         X, targets = examples.X, check_targets(examples, scorer.n_classes)
@@ -288,12 +291,21 @@ class Predictor:
         def score_rows(first: int, last: int) -> Float32:
             return single._fill_scores(X[first:last], None if Z is None else Z[first:last], first)
 
+        given, mixed = Examples(X, targets, examples.row_index), None
+        if mixes_rows and Z is None and given.label_edges is None:
+            both = mix_rows(given, config.mixed_rows)
+
+            def score_mixed(first: int, last: int) -> Float32:
+                return single._fill_scores(both.X[first:last], None, first)
+
+            mixed = score_mixed, both
         with one_blas_thread():
             return fit_calibration(
                 score_rows,
-                Examples(X, targets, examples.row_index),
+                given,
                 scorer.n_classes,
                 by_row=scorer.noise_term is None and may_temper,
+                mixed=mixed,
                 n_threads=self.n_threads,
             )
 

@@ -248,7 +248,10 @@ class Application:
         rows = questions.read_rows(question.inputs, model, self.config)
         top_k = min(questions.read_top_k(parameters, self.config.top_k, self.config), model.n_classes)
         search = questions.read_search(parameters, model, self.config)
-        work = Predict(model, top_k, search, rows.kind, parameters.function_to_apply == "none")
+        among = questions.read_among(parameters, model, self.config)
+        top_k = min(top_k, len(among)) if among else top_k
+        as_log = parameters.function_to_apply == "none"
+        work = Predict(model, top_k, search, rows.kind, as_log, among)
         answers = await self.batcher.run(work, rows.rows)
         content = answers[0] if rows.is_single else b"[" + b",".join(answers) + b"]"
         return Response(content, media_type="application/json")

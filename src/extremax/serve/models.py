@@ -44,6 +44,7 @@ class Predict:
     search: str
     kind: str  # "texts", "dense" or "sparse"
     as_log: bool
+    among: tuple[int, ...] = ()  # classes to choose from; none means all
 
     @property
     def row_time(self) -> RowTime:
@@ -203,7 +204,7 @@ class ServedModel:
             unknown = self.classifier.unknown(features)
             top_prob = np.exp(log_prob[:, 0], dtype=np.float64)
             self.on_answer(self.name, len(ids), int(unknown.sum()), float(top_prob.sum()))
-            if self.monitor is not None:
+            if self.monitor is not None and not work.among:
                 with self._monitor_lock:
                     self.monitor.observe(features, ids[:, 0], log_prob[:, 0])
             answers.append(
@@ -231,10 +232,14 @@ class ServedModel:
             X = self.clf.transform(X)
         found: list[Any] = [None] * len(pieces)
 
+        options: dict[str, Any] = {"search": work.search}
+        if work.among:
+            options = {"among": self.classifier.classes_[list(work.among)]}
+
         def search(i: int) -> None:
             part = X if len(pieces) == 1 else X[ends[i] : ends[i + 1]]
             part = self.clf.transform(part) if self.encodes else part
-            found[i] = (*self.classifier.predict_ids(part, work.top_k, search=work.search), part)
+            found[i] = (*self.classifier.predict_ids(part, work.top_k, **options), part)
 
         run(search, len(pieces), resolve_threads(self.classifier.n_jobs) if len(pieces) > 1 else 1)
         return found

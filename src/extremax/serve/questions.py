@@ -71,6 +71,20 @@ def read_search(parameters: Parameters, model: ServedModel, config: ServeConfig)
     return search
 
 
+def read_among(parameters: Parameters, model: ServedModel, config: ServeConfig) -> tuple[int, ...]:
+    """Return the classes that a request chooses from; none means all."""
+    given: Any = parameters.among
+    if given is None:
+        return ()
+    if not isinstance(given, list) or not given or not all(isinstance(name, str) for name in given):
+        raise HTTPException(422, f"among is {show(given)}; give a list of labels.")
+    if len(given) > config.max_top_k:
+        raise HTTPException(
+            413, f"among has {len(given):,} labels; this server takes at most {config.max_top_k:,}."
+        )
+    return tuple(sorted({model.find_label(name) for name in given}))
+
+
 def read_rows(inputs: Any, model: ServedModel, config: ServeConfig) -> Rows:
     """Return the rows of a body, checked against the model and the limits."""
     single = _is_row(inputs, model)

@@ -75,6 +75,9 @@ class Parameters(WhyParameters):
     search: SkipValidation[str | None] = Field(
         default=None, description="exact, beam, or another search of the model."
     )
+    among: SkipValidation[list[str] | None] = Field(
+        default=None, description="Labels to choose from; scores are given that the label is one of them."
+    )
     function_to_apply: Literal["softmax", "none"] | None = Field(
         default=None, description="softmax: scores are probabilities; none: their logarithms."
     )
@@ -190,6 +193,7 @@ class Explanation(BaseModel):
 
     labels: list[Label]
     is_known: bool
+    matched: str | None
     score: Contributions
     against: list[Contributions]
     pieces: list[str]

@@ -24,7 +24,7 @@ from extremax.examples import Examples
 from extremax.kernels.row_updates import CSRRows
 from extremax.kernels.sparse_dual import Candidates
 from extremax.kernels.sparse_scores import Postings
-from extremax.kernels.sparse_start import Numbers
+from extremax.kernels.sparse_start import Numbers, Sums
 from extremax.runtime.products import square_sums
 from extremax.scores.base import Weights
 from extremax.scores.sparse import (
@@ -52,6 +52,7 @@ from extremax.solvers.sparse.start import (
     make_start,
     mix_numbers,
 )
+from extremax.solvers.sparse.unseen import fit_unseen_bias, unseen_classes
 from extremax.storage import checks
 from extremax.storage.state import State, merge
 from extremax.tuned import ProblemSize, SparseConfig
@@ -124,6 +125,8 @@ class SparseTables:
         The weights for prediction; None where an expert has changed.
     found, duals
         Plausible classes of the rows of this call, and the dual variables of the linear weights; not saved.
+    more_biases
+        Biases of classes without a row beside those of the experts, or None; not saved.
     """
 
     sums: ClassSums
@@ -136,6 +139,7 @@ class SparseTables:
     weights: SparseWeights | None = None
     found: Plausible | None = field(default=None, repr=False)
     duals: Duals | None = field(default=None, repr=False)
+    more_biases: Float32 | None = field(default=None, repr=False)
     _made: tuple[ClassSums, Numbers, Start] | None = field(default=None, repr=False)
 
     kind: ClassVar[str] = "sparse"
@@ -162,9 +166,7 @@ class SparseTables:
         taken: dict[str, Any] = {
             name: None if expert is None else expert.take(index) for name, expert in experts.items()
         }
-        return replace(
-            self, sums=self.sums.take(index), weights=None, found=None, duals=None, _made=None, **taken
-        )
+        return replace(self, sums=self.sums.take(index), **_NOT_MADE, **taken)
 
     def plus(self, new: ClassSums) -> SparseTables:
         """Return the tables with the sums of further classes behind the others.
@@ -240,7 +242,7 @@ class SparseTables:
 
 
 # What follows from the rest, or from the rows of a call
-_NOT_MADE: dict[str, Any] = {"weights": None, "found": None, "duals": None, "_made": None}
+_NOT_MADE: dict[str, Any] = dict.fromkeys(("weights", "found", "duals", "more_biases", "_made"))
 _SAVED: dict[str, Any] = {"linear": Linear, "bilinear": Bilinear, "dense": Bilinear}
 _OLDER = ("correction", "svm")
 
@@ -345,9 +347,11 @@ class SparseTrainer(TrainerBase):
     def _unit_weight(self, data: Examples) -> Examples:
         """Return the examples with weights of mean one: weights that sum to one are as good as others."""
         weight = data.weight
-        if weight is None or self.config.streaming:
+        rows = data.ordinary()
+        if weight is None or self.config.streaming or not rows.n_pairs:
             return data
-        return replace(data, weight=(weight / weight.mean(dtype=np.float64)).astype(np.float32))
+        mean = rows.pair_weight.mean(dtype=np.float64)
+        return replace(data, weight=(weight / mean).astype(np.float32))
 
     def _rows(self, data: Examples, scale: float) -> CSRRows:
         """Return the sparse columns as the kernels take them, times a scale."""
@@ -398,6 +402,17 @@ class SparseTrainer(TrainerBase):
         """The numbers that the start is fitted with."""
         return self.numbers
 
+    def _config_of(self, data: Examples) -> SparseConfig:
+        """Return the numbers that the start is fitted with: class texts make a search on few pairs stray."""
+        config = self.start_config
+        return config if data.n_ordinary is None else replace(config, search_pairs=config.sample_pairs)
+
+    def _fit_numbers(
+        self, arrays: Sums, rows: CSRRows, data: Examples, config: SparseConfig
+    ) -> tuple[Numbers, float]:
+        seed, groups = self.context.seed % 2**31, self.config.layout.groups
+        return fit_numbers(arrays, rows, data, config, seed, self.context.n_threads, groups)
+
     def start(self, data: Examples, n_classes: int) -> TrainState:
         """Sum the rows of each class and fit the numbers of the start."""
         log = self.context.progress.log
@@ -405,10 +420,7 @@ class SparseTrainer(TrainerBase):
         n_features, scale = self.config.layout.n_sparse, self._find_scale(data)
         sums = self.class_sums(data, n_classes, n_features, scale)
         arrays, rows = sums.arrays, self._rows(data, scale)
-        numbers, likelihood = fit_numbers(
-            arrays, rows, data, self.start_config, self.context.seed % 2**31, self.context.n_threads,
-            self.config.layout.groups,
-        )  # fmt: skip
+        numbers, likelihood = self._fit_numbers(arrays, rows, data, self._config_of(data))
         if likelihood == likelihood:
             log(f"start: leave-one-out log-likelihood {likelihood:.4f}, smoothing {numbers.smoothing:.3g}")
         tables = SparseTables(sums, numbers, scale)
@@ -430,10 +442,7 @@ class SparseTrainer(TrainerBase):
         if key != state.pair_key and state.pair_key != 0:  # rows of another call of partial_fit
             new = self.class_sums(data, n_classes, n_features, tables.scale)
             tables.sums = tables.sums.plus(new)
-            tables.numbers, _ = fit_numbers(
-                tables.sums.arrays, rows, data, self.numbers, self.context.seed % 2**31,
-                self.context.n_threads, self.config.layout.groups,
-            )  # fmt: skip
+            tables.numbers, _ = self._fit_numbers(tables.sums.arrays, rows, data, self.numbers)
             tables.weights, tables.found, tables.duals = None, None, None
         state.pair_key = key
         return Prepared(TrainingRows(data, rows, self.feature_mean(rows, n_features, data)))
@@ -593,6 +602,12 @@ class SparseTrainer(TrainerBase):
             tables.bilinear = None
             tables.mix = self._choose_mix(tables, held_out)
         state.chosen["mix"] = {name: round(tables.mix[name], 4) for name in self._experts(tables)}
+        if held_out is not None and data.n_ordinary is not None:
+            some = self.accept(held_out).sample_rows(self.numbers.max_mix_rows)
+            weights = self._joined(tables, features=self._columns(some))
+            unseen = unseen_classes(data, weights.n_classes)
+            state.chosen["unseen_bias"] = fit_unseen_bias(weights, some, unseen, self.context)
+        tables.more_biases = self._more_biases(state, data)
         tables.weights = self._prune(tables, given_mean, held_out, state.chosen)
 
     def include(self, state: TrainState, split: Split) -> None:
@@ -612,6 +627,7 @@ class SparseTrainer(TrainerBase):
             if tables.linear is not None and tables.mix["linear"] > 0.0:
                 tables.linear = self._fit_whole(tables, training, split)
             tables.found, tables.duals = None, None
+            tables.more_biases = self._more_biases(state, whole)
             tables.sums = self.class_sums(whole, n_classes, n_features, tables.scale)
             given_mean = mean / np.float32(tables.scale)
             weights = self._prune(tables, given_mean, None, state.chosen)
@@ -621,6 +637,11 @@ class SparseTrainer(TrainerBase):
         bias = 0.0 if tables.linear is None else -float(tables.linear.biases.min(initial=0.0))
         record = SparseRecord.of(tables.sums, tables.numbers, tables.mix, bias, similarity)
         state.tables = FinishedTables(weights, tables.scale, record)
+
+    def _more_biases(self, state: TrainState, data: Examples) -> Float32 | None:
+        """Return the biases that classes without a row have beside those of the experts."""
+        bias, n_classes = state.chosen.get("unseen_bias", 0.0), _tables(state).sums.matrix.shape[0]
+        return None if not bias else np.float32(bias) * unseen_classes(data, n_classes)
 
     def _fit_whole(self, tables: SparseTables, training: TrainingRows, split: Split) -> Linear | None:
         """Fit the linear weights on all rows; those that were held out are proposed by the start."""
@@ -646,7 +667,9 @@ class SparseTrainer(TrainerBase):
         if split.whole is None or split.held_out is None:
             return None
         share = split.held_out.n_rows / max(split.whole.n_rows, 1)
-        return self._unit_weight(split.whole) if share >= self.numbers.min_included else None
+        # what was held out may be the last row of a class that has texts
+        is_worth = share >= self.numbers.min_included or split.whole.n_ordinary is not None
+        return self._unit_weight(split.whole) if is_worth else None
 
     def _choose_mix(self, tables: SparseTables, held_out: Examples | None) -> dict[str, float]:
         """Return the weight of each expert: by held-out rows, or a default."""
@@ -825,6 +848,8 @@ class SparseTrainer(TrainerBase):
             weights = weights.pruned(*pruning)
         dense, biases = self._dense(tables, mix)
         weights = _rescaled(weights, tables.scale)
+        if tables.more_biases is not None:
+            biases += tables.more_biases
         return replace(weights, biases=weights.biases + biases, dense=dense)
 
     def export(self, state: TrainState) -> Weights:

@@ -270,7 +270,10 @@ def sizes_for(mean_entries: float, config: SparseConfig) -> tuple[int, int]:
 def sample_pairs(weights: Float64, data: Examples, size: int, seed: int) -> Int64:
     """Return random pairs whose class has other rows too; `weights` are those of all pairs of each class."""
     counts = np.bincount(data.y, minlength=len(weights))
-    known = np.flatnonzero((counts[data.y] >= 2) | (weights[data.y] >= 1.5 * data.pair_weight))
+    has_others = (counts[data.y] >= 2) | (weights[data.y] >= 1.5 * data.pair_weight)
+    if data.n_ordinary is not None:
+        has_others &= data.rows < data.n_ordinary
+    known = np.flatnonzero(has_others)
     generator = np.random.default_rng((seed, 21))
     chosen = generator.permutation(known)[:size] if len(known) <= 4 * size else generator.choice(known, size)
     return np.asarray(chosen, np.int64)
