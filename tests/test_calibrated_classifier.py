@@ -20,7 +20,8 @@ def fitted():
     rng = np.random.default_rng(0)
     y = rng.integers(30, size=900)
     X = (rng.normal(size=(30, 6))[y] + rng.normal(size=(900, 6))).astype(np.float32)
-    return ExtremeClassifier(n_epochs=3, random_state=0).fit(X[:600], y[:600]), X[600:], y[600:]
+    clf = ExtremeClassifier(MinibatchSoftmax(), n_epochs=3, random_state=0)  # not calibrated
+    return clf.fit(X[:600], y[:600]), X[600:], y[600:]
 
 
 @pytest.fixture

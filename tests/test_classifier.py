@@ -32,6 +32,7 @@ from extremax import (
     UniformNoise,
     load_model,
 )
+from extremax.calibration import Calibration
 from extremax.errors import NotEnoughMemoryError
 from extremax.features.pca import PCA
 from extremax.runtime.progress import ProgressLine
@@ -135,7 +136,7 @@ def test_prediction_methods_agree_identity(data, fitted):
     seen = log_proba > -700  # below, float64 has no number left
     np.testing.assert_allclose(np.log(proba[seen]), log_proba[seen], atol=1e-5)
     scores = fitted.decision_function(X_test)
-    shift = scores - log_proba
+    shift = scores - fitted.model_.with_calibration(Calibration()).log_prob_all(X_test)
     # float32
     np.testing.assert_allclose(shift, np.broadcast_to(shift[:, :1], shift.shape), rtol=1e-6, atol=1e-4)
     assert np.array_equal(fitted.predict(X_test), fitted.classes_[log_proba.argmax(axis=1)])
@@ -155,7 +156,7 @@ def test_prediction_methods_agree_identity(data, fitted):
 
 def test_two_classes_give_one_score_identity(data):
     X, y = data[0], data[1] % 2
-    clf = ExtremeClassifier(n_epochs=3, random_state=0).fit(X, y)
+    clf = ExtremeClassifier(MinibatchSoftmax(), n_epochs=3, random_state=0).fit(X, y)  # not calibrated
     scores = clf.decision_function(X)
     assert scores.shape == (len(X),)
     np.testing.assert_allclose(1 / (1 + np.exp(-scores)), clf.predict_proba(X)[:, 1], atol=1e-5)
@@ -470,10 +471,11 @@ def test_validation_fraction_leaves_every_class_a_row_rejects(data):
 def test_eval_set_leaves_out_unknown_classes(data):
     X, y, X_test, y_test = data
     known = y < 50
+    clf = ExtremeClassifier(MinibatchSoftmax(), n_epochs=1, random_state=0)
     with pytest.warns(
         UserWarning, match=r"rows of eval_set are of classes that y lacks; they are left out\."
     ):
-        clf = ExtremeClassifier(n_epochs=1, random_state=0).fit(X[known], y[known], eval_set=(X_test, y_test))
+        clf.fit(X[known], y[known], eval_set=(X_test, y_test))
     kept = y_test < 50
     assert clf.history_[-1]["valid_log_likelihood"] == pytest.approx(
         clf.log_likelihood(X_test[kept], y_test[kept])

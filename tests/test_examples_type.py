@@ -26,6 +26,20 @@ def assert_labels_belong(data, several):
     np.testing.assert_array_equal(data.y // (2 if several else 1), data.X[data.rows, 0].astype(int))
 
 
+def test_folds_leave_out_each_row_once_and_never_a_whole_class():
+    y = np.repeat([0, 1, 2, 3], [1, 2, 7, 10]).astype(np.int32)
+    data = Examples(np.arange(20.0, dtype=np.float32)[:, None], y, None, np.arange(20, dtype=np.float32))
+    parts = list(data.folds(5, seed=3))
+    left_out = np.concatenate([rows.X[:, 0] for _, rows in parts])
+    np.testing.assert_array_equal(np.sort(left_out), np.arange(1, 20))  # class 0 has one row
+    for rest, rows in parts:
+        assert set(rest.y) == {0, 1, 2, 3}
+        assert rest.n_pairs + rows.n_pairs == 20
+        np.testing.assert_array_equal(rows.y, y[rows.X[:, 0].astype(int)])
+        np.testing.assert_array_equal(rows.weight, rows.X[:, 0])
+        np.testing.assert_array_equal(np.sort(np.append(rest.rows, rows.X[:, 0])), np.arange(20))
+
+
 def test_one_label_per_row():
     data = Examples(np.ones((3, 2), np.float32), np.array([1, 0, 1], np.int32))
     assert (data.n_rows, data.n_pairs, data.n_unlabelled) == (3, 3, 0)

@@ -119,6 +119,19 @@ def test_terms_are_weights_times_features() -> None:
     assert sizes == sorted(sizes, reverse=True)
 
 
+def test_columns_without_a_weight_are_not_named() -> None:
+    """Most n-grams of a long text have no weight for the classes, and names take long to make."""
+    model, X, asked = planted_model(), some_row(), []
+
+    def names(columns: Any) -> list[str]:
+        asked.extend(f"f{c}" for c in columns)
+        return asked
+
+    found = explain_row(model, CLASSES, X, model.topk(X, 1), names)
+    assert len(asked) < X.nnz
+    assert sorted(asked) == sorted(name for name, _ in found.score.ngrams)
+
+
 def test_class_is_explained() -> None:
     model = planted_model()
     found = explain_class(model, CLASSES, 2, lambda columns: [f"f{c}" for c in columns], 4)
@@ -211,6 +224,39 @@ def test_a_difference_needs_two_labels_rejects(fitted: TextClassifier) -> None:
         _ = alone.difference
     # never None: the lines of the README are right for a type checker
     assert get_type_hints(Explanation.difference.fget)["return"] is Contributions  # type: ignore[attr-defined]
+
+
+def test_unknown_and_unmatched_words_are_told(fitted: TextClassifier) -> None:
+    found = fitted.explain("Fell off a ZEBRA, roof", k=10)
+    assert found.pieces == ["Fell", " ", "off", " ", "a", " ", "ZEBRA", ",", " ", "roof"]
+    assert found.unknown_words == ["zebra"]
+    assert found.label == "roof"
+    unmatched = dict(zip(found.labels, found.unmatched_words, strict=True))
+    assert "roof" not in unmatched.pop("roof")
+    assert all("roof" in words and "zebra" not in words for words in unmatched.values())
+
+
+def test_unspaced_writing_is_explained_by_runs_that_add_up() -> None:
+    texts = ["从梯子上摔下来", "从屋顶摔下", "被狗咬伤", "被猫咬了"] * 5
+    clf = TextClassifier().fit(texts, ["fall", "fall", "bite", "bite"] * 5)
+    found = clf.explain("他从梯子上摔, 2 Dogs")
+    assert "".join(found.pieces) == "他从梯子上摔, 2 Dogs"
+    assert found.pieces[-5:] == [",", " ", "2", " ", "Dogs"]
+    runs = [run for run in found.pieces[:-5] if len(run) > 1]
+    assert runs
+    assert all(any(run in text for text in texts) for run in runs)
+    for part in (found.score, *found.against):
+        assert sum(value for _, value in part.words) == pytest.approx(part.total, abs=1e-4)
+    assert found.unknown_words == ["他", "2", "dogs"]
+
+
+def test_notebooks_show_the_coloured_words(fitted: TextClassifier) -> None:
+    found = fitted.explain("fell off <b>ladder</b> İx")
+    shown = found._repr_html_()
+    assert "<b>ladder</b>" not in shown.split("</table>")[1]
+    assert f"title='{dict(found.score.words)['ladder']:+.2f}'" in shown
+    assert "rather than" in shown
+    assert "class frequencies" in fitted.explain("qqq zzz")._repr_html_()
 
 
 def test_unknown_text_is_explained_by_frequencies(fitted: TextClassifier) -> None:

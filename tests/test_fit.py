@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 from scipy import sparse
 from sklearn.exceptions import NotFittedError
+from sklearn.linear_model import LogisticRegression
+from sklearn.metrics import log_loss
 
 from coverings import in_turn
 from extremax import ExtremeClassifier, calibrate, load_model
@@ -53,6 +55,36 @@ def data():
 
 def weights_of(clf):
     return clf.model_.weights.to_dense()
+
+
+# -- few rows: folds choose and calibrate
+
+
+@pytest.mark.planted
+def test_few_rows_are_as_probable_as_by_the_best_logistic_regression():
+    X, y = around_means(2400, 40, 64, spread=1.0, distance=0.35, seed=2)
+    train = np.arange(len(y)) % 3 == 0
+    clf = ExtremeClassifier(random_state=0).fit(X[train], y[train])
+    log_prob = clf.predict_log_proba(X[~train])
+    figure = log_prob[np.arange(len(log_prob)), y[~train]].mean()
+    others = []
+    for C in (0.01, 0.1, 1.0):
+        other = LogisticRegression(C=C, max_iter=300).fit(X[train], y[train])
+        others.append(-log_loss(y[~train], other.predict_proba(X[~train])))
+    assert figure > max(others) + 0.05
+    confidence = np.exp(log_prob.max(axis=1)).mean()
+    assert abs(confidence - clf.score(X[~train], y[~train])) < 0.05
+
+
+def test_folds_leave_given_solvers_alone_and_are_repeatable(data):
+    X, y = data
+    chosen = [ExtremeClassifier(random_state=4, n_jobs=n, n_epochs=3).fit(X, y) for n in (1, 2)]
+    np.testing.assert_array_equal(weights_of(chosen[0]), weights_of(chosen[1]))
+    assert chosen[0].model_.calibration == chosen[1].model_.calibration != Calibration()
+    given = ExtremeClassifier(random_state=4, n_epochs=3, solver=MinibatchSoftmax()).fit(X, y)
+    assert given.model_.calibration == Calibration()
+    once_each = ExtremeClassifier(random_state=4, n_epochs=3).fit(X[:80], np.arange(80))
+    assert once_each.model_.calibration == Calibration()
 
 
 # -- projections, trees
@@ -262,8 +294,9 @@ def test_choices_follow_the_model(data):
 
 def test_changed_choices_change_nothing(data):
     clf = ExtremeClassifier(n_epochs=0, random_state=0).fit(*data)
+    temperature = clf.choices_["temperature"]
     clf.choices_["temperature"] = 5.0
-    assert clf.choices_["temperature"] == 1.0
+    assert clf.choices_["temperature"] == temperature
     assert not hasattr(ExtremeClassifier(), "choices_")
 
 

@@ -37,13 +37,13 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy.interpolate import PchipInterpolator
 from scipy.optimize import minimize, minimize_scalar
-from scipy.special import expit
+from scipy.special import expit, log_softmax
 
 from extremax.examples import Examples
 from extremax.runtime.threads import run, split
 from extremax.storage import checks
 from extremax.storage.state import State
-from extremax.types import Bool, Float32, Float64, Int64
+from extremax.types import Bool, Float32, Float64, Int32, Int64
 
 # Added to p_1: with very many classes, a row without any confidence must not get a temperature near zero.
 CONFIDENCE_OFFSET = 0.1
@@ -276,6 +276,22 @@ def mix_uniform(
     np.log(mixed, out=mixed)
     mixed[no_class] = -np.inf
     return mixed
+
+
+def calibrated_log_prob(scores: Float32, y: Int32, calibration: Calibration) -> Float64:
+    """Return log p(y|x) of one class of each row, from the debiased scores of all classes.
+
+    Examples
+    --------
+    >>> scores = np.log(np.array([[0.8, 0.2]], np.float32))
+    >>> np.exp(calibrated_log_prob(scores, np.array([1]), Calibration(1.0, 0.1))).round(3).tolist()
+    [0.23]
+    """
+    log_prob = log_softmax(scores.astype(np.float64) / calibration.temperature, axis=1)
+    sharper = calibration.temperature / calibration.row_temperature(log_prob.max(axis=1))
+    own: Float64 = log_softmax(log_prob * sharper[:, None], axis=1)[np.arange(len(y)), y]
+    mix = calibration.uniform_mix
+    return np.log((1.0 - mix) * np.exp(own) + mix / scores.shape[1]) if mix else own
 
 
 def _confidence(log_top: Float64) -> Float64:

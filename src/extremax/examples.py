@@ -6,6 +6,7 @@ their pairs; X is never copied per pair.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -225,10 +226,25 @@ class Examples:
                 n_rows -= 1
                 if n_rows == 0:
                     break
-        chosen = aside[rows]
-        weights = (None, None) if self.weight is None else (self.weight[~chosen], self.weight[chosen])
-        rest = Examples(self.X, self.y[~chosen], rows[~chosen], weights[0])
-        return rest, Examples(self.X, self.y[chosen], rows[chosen], weights[1]).compact()
+        return self._pairs(~aside[rows]), self._pairs(aside[rows]).compact()
+
+    def folds(self, n_folds: int, seed: int) -> Iterator[tuple[Examples, Examples]]:
+        """Divide rows of one label each; yield those of all folds but one, and the rows of that one.
+
+        The rows of a class go to the folds in turn; a class with one row is left out by none.
+        """
+        order = np.random.default_rng((seed, 4)).permutation(self.n_pairs)
+        order = order[np.argsort(self.y[order], kind="stable")]
+        _, first, size = np.unique(self.y[order], return_index=True, return_counts=True)
+        fold = np.empty(self.n_pairs, np.int64)
+        fold[order] = np.arange(self.n_pairs) % n_folds
+        fold[order[first[size == 1]]] = -1
+        for number in range(n_folds):
+            yield self._pairs(fold != number), self._pairs(fold == number).compact()
+
+    def _pairs(self, chosen: Bool) -> Examples:
+        weight = None if self.weight is None else self.weight[chosen]
+        return Examples(self.X, self.y[chosen], self.rows[chosen], weight)
 
 
 def split_rows(

@@ -9,9 +9,10 @@ is a factor of e between two probabilities where the temperature is 1.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from html import escape
+from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,16 +20,17 @@ from numpy.typing import NDArray
 from scipy import sparse
 
 from extremax.features.ngrams import Occurrences
+from extremax.kernels.ngram_hash import UNSPACED, WORD
 from extremax.scores.base import RowTerms
-from extremax.scores.sparse import EMBEDDING
+from extremax.scores.sparse import EMBEDDING, SparseWeights
 from extremax.types import Features, Float32, Float64, Int32
 
 if TYPE_CHECKING:
     from extremax.model import Model
 
 Terms = list[tuple[str, float]]
+_MOST_RAISED = 1 / 3  # of the classes: words of more say little
 _SHOWN = 8  # terms that are printed; the others are added up
-_TOKEN = re.compile(r"\w+|[^\w\s]")
 
 
 @dataclass(frozen=True)
@@ -85,6 +87,14 @@ class Explanation:
         Difference between the score of the first label and that of each of the others.
     is_known : bool
         False for a text that says nothing to the model: its answer is the class frequencies.
+    pieces : list of str
+        The text, cut into words and what is between them.  Writing without spaces is cut into the n-grams
+        that add most.  Empty for rows that are not texts.
+    unknown_words : list of str
+        Words that no training text has.
+    unmatched_words : list of list of str
+        For each label, the words of the text that raise the scores of other labels, but not of this one:
+        its training texts have them rarely or never. Without words that raise those of most labels.
     """
 
     labels: list[Any]
@@ -92,6 +102,9 @@ class Explanation:
     score: Contributions
     against: list[Contributions]
     is_known: bool = True
+    pieces: list[str] = field(default_factory=list)
+    unknown_words: list[str] = field(default_factory=list)
+    unmatched_words: list[list[str]] = field(default_factory=list)
 
     @property
     def label(self) -> Any:
@@ -126,6 +139,28 @@ class Explanation:
             lines += ["", f"{self.label} rather than {self.runner_up}  {self.probabilities[1]:.1%}"]
             lines.append(str(self.difference))
         return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        """Return the labels, and the text with its words coloured, for a notebook."""
+        rows = zip(self.labels, self.probabilities, strict=True)
+        found = "".join(
+            f"<tr><td><b>{escape(str(label))}</b></td><td>{p:.1%}</td><td>{_bar(p)}</td></tr>"
+            for label, p in rows
+        )
+        found = f"<table>{found}</table>"
+        if not self.is_known:
+            return f"<p>No known word was found; these are the class frequencies.</p>{found}"
+        for part in (self.score, self.difference):
+            if part is not None:
+                found += _coloured(part, self.pieces)
+        return found
+
+    def spelled_as(self, text: str) -> Explanation:
+        """Return the explanation with the text as it was written, not in lower case."""
+        if len(text) != sum(map(len, self.pieces)):  # a few letters are two in lower case
+            return self
+        ends = list(accumulate(map(len, self.pieces)))
+        return replace(self, pieces=[text[a:b] for a, b in pairwise([0, *ends])])
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as plain lists and dictionaries."""
@@ -182,6 +217,8 @@ def explain_row(
     best: tuple[Int32, Float32],
     names: Names,
     occurrences: Occurrences | None = None,
+    *,
+    counts_words: bool = True,
 ) -> Explanation:
     """Explain the prediction for one row.
 
@@ -197,41 +234,111 @@ def explain_row(
         Names of columns.
     occurrences
         Where the n-grams of the text are, if the row is one of a text.
+    counts_words
+        Whether words of the text have columns.
     """
     ids = best[0][0]
     columns, pieces, rest = _class_contributions(model, X, ids)
+    has_weight = pieces.any(axis=1)
+    columns, pieces = columns[has_weight], pieces[has_weight]
     named = list(names(columns))
-    spelled, shares = (
-        ([], np.zeros((0, len(columns)))) if occurrences is None else _words(occurrences, columns)
-    )
+    is_dense = np.array([name == EMBEDDING for name in named], np.bool_)
+    if is_dense.any():
+        rest = [*rest, (EMBEDDING, pieces[is_dense].sum(axis=0))]
+        columns, pieces = columns[~is_dense], pieces[~is_dense]
+        named = [name for name in named if name != EMBEDDING]
+    cuts: list[tuple[int, int]] = []
+    spelled, shares = [], np.zeros((0, len(columns)))
+    if occurrences is not None:
+        cuts = _cut_words(
+            occurrences, dict(zip(columns.tolist(), np.abs(pieces[:, 0]).tolist(), strict=True))
+        )
+        spelled, shares = _words(occurrences, cuts, columns)
     scores = model.debiased_scores(X)[0, ids].astype(np.float64)
     if model.noise_term is not None:
         rest = [*rest, ("(log p of the noise)", scores - pieces.sum(axis=0) - sum(part for _, part in rest))]
+    others = [name for name, _ in rest]
+    whole = np.array([part for _, part in rest]).reshape(-1, len(ids))
 
     def of(weights: Float64, rather_than: int | None) -> Contributions:
-        terms = list(zip(named, (pieces @ weights).tolist(), strict=True))
-        whole = [(name, float(part @ weights)) for name, part in rest]
-        inside = sum(value for name, value in terms if name == EMBEDDING)
-        terms = [term for term in terms if term[0] != EMBEDDING]
-        whole += [(EMBEDDING, inside)] if inside else []
-        words = list(zip(spelled, (shares @ (pieces @ weights)).tolist(), strict=True))
+        by_column, by_other = pieces @ weights, whole @ weights
+        by_word = shares @ by_column
         return Contributions(
             label=_item(classes[ids[0]]),
             rather_than=None if rather_than is None else _item(classes[ids[rather_than]]),
             total=float(scores @ weights),
-            terms=_sorted([*terms, *whole]),
-            words=_sorted([*words, *whole]) if words else [],
+            terms=_sorted([*named, *others], np.append(by_column, by_other)),
+            words=_sorted([*spelled, *others], np.append(by_word, by_other)) if spelled else [],
         )
 
     first = np.zeros(len(ids))
     first[0] = 1.0
-    others = [first - np.eye(len(ids))[i] for i in range(1, len(ids))]
     return Explanation(
         labels=[_item(label) for label in classes[ids]],
         probabilities=np.exp(best[1][0].astype(np.float64)).tolist(),
         score=of(first, None),
-        against=[of(weights, i) for i, weights in enumerate(others, start=1)],
+        against=[of(first - np.eye(len(ids))[i], i) for i in range(1, len(ids))],
+        **(_matches(model, ids, occurrences, cuts) if occurrences is not None and counts_words else {}),
+        pieces=[] if occurrences is None else _pieces(occurrences.text, cuts),
     )
+
+
+def _cut_words(found: Occurrences, strength: dict[int, float]) -> list[tuple[int, int]]:
+    """Return the words and marks of a text; unspaced letters are joined to the n-grams of most strength."""
+    tokens = found.tokens
+    ends = [-1, *(end for _, end, _ in tokens)]
+    goes_on = [t[2] == UNSPACED and t[0] == end for t, end in zip(tokens, ends[:-1], strict=True)]
+    stretch = np.cumsum(~np.array(goes_on, np.bool_))
+    first, last = ({token[side]: i for i, token in enumerate(tokens)} for side in (0, 1))
+    run = np.full(len(tokens), -1)
+    if any(kind == UNSPACED for _, _, kind in tokens):
+        places = list(zip(found.columns.tolist(), found.starts.tolist(), found.lengths.tolist(), strict=True))
+        for _, start, length in sorted(places, key=lambda place: -strength.get(place[0], 0.0)):
+            i, j = first.get(start, 0), last.get(start + length, 0)
+            free = i < j and stretch[i] == stretch[j] and tokens[i][2] == UNSPACED
+            if free and (run[i : j + 1] < 0).all():
+                run[i : j + 1] = i
+    words: list[tuple[int, int]] = []
+    for i, (start, end, _) in enumerate(tokens):
+        joined = run[i] >= 0 and run[i] < i
+        words[len(words) - joined :] = [(words[-1][0] if joined else start, end)]
+    return words
+
+
+def _pieces(text: str, words: list[tuple[int, int]]) -> list[str]:
+    edges = [0, *(edge for word in words for edge in word), len(text)]
+    return [text[a:b] for a, b in pairwise(edges) if a < b]
+
+
+def _matches(model: Model, ids: Int32, found: Occurrences, words: list[tuple[int, int]]) -> dict[str, Any]:
+    """Return the words without a column, and for each class the others that do not raise its score."""
+    single = found.orders == 1
+    starts, columns = found.starts[single].tolist(), found.columns[single].tolist()
+    known = dict(zip(starts, columns, strict=True))
+    letters = [start for start, _, kind in found.tokens if kind >= WORD]
+    inside: dict[str, list[int]] = {}
+    for a, b in words:
+        of_word = [start for start in letters if a <= start < b]
+        if of_word:
+            inside[found.text[a:b]] = [known[start] for start in of_word if start in known]
+    raised = {
+        word: np.concatenate([model.weights.classes_above_zero(column) for column in own])
+        for word, own in inside.items()
+        if own and isinstance(model.weights, SparseWeights)
+    }
+    unmatched = [
+        [
+            word
+            for word, classes in raised.items()
+            if len(classes) <= _MOST_RAISED * model.n_classes
+            and not np.isin(model.lines.of(label), classes).any()
+        ]
+        for label in ids.tolist()
+    ]
+    return {
+        "unknown_words": [word for word, own in inside.items() if not own],
+        "unmatched_words": unmatched,
+    }
 
 
 def explain_frequencies(classes: NDArray[Any], ids: Int32, log_prob: Float32) -> Explanation:
@@ -305,18 +412,19 @@ def _mean_weights(found: list[tuple[Int32, Float32]]) -> tuple[Int32, Float32]:
     return columns.astype(np.int32), (summed / len(found)).astype(np.float32)
 
 
-def _words(found: Occurrences, columns: Int32) -> tuple[list[str], sparse.csr_matrix]:
+def _words(
+    found: Occurrences, cuts: list[tuple[int, int]], columns: Int32
+) -> tuple[list[str], sparse.csr_matrix]:
     """Return the words of a text, and the share of each in the contribution of each column.
 
     The contribution of an n-gram is divided among its places, and at each among the words that it covers, by
     the number of their letters in it; among marks where there are no letters.
     """
-    tokens = list(_TOKEN.finditer(found.text))
-    words = list(dict.fromkeys(token[0] for token in tokens))
+    words = list(dict.fromkeys(found.text[a:b] for a, b in cuts))
     number = {word: i for i, word in enumerate(words)}
     owner = np.full(len(found.text), -1, np.int64)  # word or mark of each character, -1 for spaces
-    for token in tokens:
-        owner[token.start() : token.end()] = number[token[0]]
+    for a, b in cuts:
+        owner[a:b] = number[found.text[a:b]]
     starts = np.maximum(found.starts, 0).astype(np.int64)
     sizes = np.minimum(found.starts + found.lengths, len(found.text)) - starts
     places = np.repeat(np.arange(len(starts)), sizes)
@@ -337,8 +445,10 @@ def _words(found: Occurrences, columns: Int32) -> tuple[list[str], sparse.csr_ma
     return words, matrix.tocsr()
 
 
-def _sorted(terms: Terms) -> Terms:
-    return sorted((term for term in terms if term[1] != 0.0), key=lambda term: -abs(term[1]))
+def _sorted(names: list[str], values: Float64) -> Terms:
+    """Return the terms that are not zero, those that matter most first."""
+    order = np.argsort(-np.abs(values), kind="stable")[: np.count_nonzero(values)]
+    return list(zip([names[i] for i in order.tolist()], values[order].tolist(), strict=True))
 
 
 def _lines(terms: Terms, total: float, name: str) -> list[str]:
@@ -349,6 +459,35 @@ def _lines(terms: Terms, total: float, name: str) -> list[str]:
     shown.append((name, total))
     width = max(len(term) for term, _ in shown)
     return [f"  {term:<{width}}  {value:+8.2f}" for term, value in shown]
+
+
+def _bar(share: float) -> str:
+    style = f"background:#1f6ebe;height:.6em;width:{8.0 * share:.2f}em"
+    return f"<div style='width:8em;background:#d9e0e7'><div style='{style}'></div></div>"
+
+
+def _coloured(part: Contributions, pieces: list[str]) -> str:
+    """Return the pieces of a text, blue where they speak for the label and orange against; or a table."""
+    what = escape(str(part.label))
+    if part.rather_than is not None:
+        what += f" rather than {escape(str(part.rather_than))}"
+    title = f"<p>{what}: {part.total:+.2f}</p>"
+    if not part.words:
+        terms = "".join(f"<tr><td>{escape(n)}</td><td>{v:+.2f}</td></tr>" for n, v in part.terms[:_SHOWN])
+        return f"{title}<table>{terms}</table>"
+    values = dict(part.words)
+    most = max((abs(values.get(piece.lower(), 0.0)) for piece in pieces), default=0.0) or 1.0
+    shown = []
+    for piece in pieces:
+        value = values.get(piece.lower())
+        if value is None:
+            shown.append(escape(piece))
+            continue
+        colour = "31,110,190" if value >= 0.0 else "214,110,20"
+        strength = 0.06 + 0.5 * abs(value) / most
+        style = f"color:inherit;background:rgba({colour},{strength:.2f})"
+        shown.append(f"<mark title='{value:+.2f}' style='{style}'>{escape(piece)}</mark>")
+    return f"{title}<p>{''.join(shown)}</p>"
 
 
 def _item(label: Any) -> Any:

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -14,6 +15,7 @@ from typing import Any
 import numpy as np
 from scipy import sparse
 
+from extremax.calibration import Calibration, calibrated_log_prob, fit_calibration
 from extremax.errors import ScoreOverflowError
 from extremax.examples import Examples
 from extremax.model import ClassInfo, Model
@@ -23,6 +25,7 @@ from extremax.runtime.memory import (
     check_memory,
     describe_memory,
 )
+from extremax.runtime.progress import ProgressLine
 from extremax.scores.pq import PQSearch, index_bytes, sample_size
 from extremax.scores.probabilities import summarize
 from extremax.scores.reference import reference_of_fit
@@ -30,7 +33,7 @@ from extremax.solvers.base import Split, Trainer, TrainState, labelled_rows
 from extremax.solvers.config import FitConfig
 from extremax.solvers.loop import Callback, Hooks, Record, Schedule, run_epochs
 from extremax.solvers.order import is_on_disk
-from extremax.tuned import DEFAULTS, PQConfig, ProblemSize
+from extremax.tuned import DEFAULTS, PQConfig, ProblemSize, replace_numbers
 from extremax.types import Features, Float32, Int64
 
 _MIDDLING = 0.5  # probability of the best class of a row whose temperature the index is made for
@@ -81,12 +84,69 @@ def fit_model(
     require_memory(trainer, data, n_classes, config, context, request)
     started = time.perf_counter()
     data = trainer.accept(data)
+    calibration = None
+    if config.uses_folds and calibration_rows is None:
+        config, calibration = choose_by_folds(data, n_classes, config, context)
+        trainer = config.make_trainer(context)
     fitted = start_model(trainer, data, n_classes, config, started)
     schedule = Schedule(config.n_epochs, config.solver.learning_rate, request.patience, config.decay_epochs)
     prepared_request = replace(request, validation=request.validation and request.validation.compact())
     run_training(trainer, fitted, data, schedule, context, prepared_request)
     finish_model(trainer, fitted, _split(data, calibration_rows, whole), context, request.publish)
+    if calibration is not None:
+        fitted.model = fitted.model.with_calibration(calibration)
     return fitted
+
+
+def choose_by_folds(
+    data: Examples, n_classes: int, config: FitConfig, context: Context
+) -> tuple[FitConfig, Calibration]:
+    """Choose the learning rate, and the calibration, by rows that fits without them predict."""
+    numbers, small = config.numbers, config.numbers.batch
+    wanted = min(numbers.calibration.max_rows, max(1, numbers.calibration.max_scores // n_classes))
+    n_folds = min(small.folds, -(-wanted * small.folds // data.n_pairs))
+    folds = itertools.islice(data.folds(small.folds, context.seed), n_folds)
+    parts = [(rest, rows.sample_rows(-(-wanted // n_folds))) for rest, rows in folds if rows.n_pairs]
+    if not parts:  # no class has two rows
+        return config, Calibration()
+    y = np.concatenate([rows.y for _, rows in parts])
+    truth = Examples(np.empty((len(y), 0), np.float32), y)
+    begin = {"ridge": small.small_ridge, "shrinkages": small.small_shrinkages}
+    best, chosen = -np.inf, (config, Calibration())
+    quiet = replace(context, progress=ProgressLine(0))
+    for share in small.small_rates:
+        solver = replace(config.solver, learning_rate=share * config.solver.learning_rate)
+        tried = replace(config, solver=solver, numbers=replace_numbers(numbers, warm_start=begin))
+        scores = np.concatenate([_scores_of_others(*part, n_classes, tried, quiet) for part in parts])
+        found = fit_calibration(
+            lambda first, last, scores=scores: scores[first:last].copy(),  # type: ignore[misc]
+            truth,
+            n_classes,
+            by_row=True,
+        )
+        figure = float(calibrated_log_prob(scores, truth.y, found).mean())
+        if figure > best:
+            best, chosen = figure, (tried, found)
+    rate, calibration = chosen[0].solver.learning_rate, chosen[1]
+    context.progress.log(
+        f"learning rate {rate:.3g}, temperature {calibration.temperature:.3f}, by {len(y):,} rows of"
+        f" {n_folds} folds"
+    )
+    return chosen
+
+
+def _scores_of_others(
+    data: Examples, others: Examples, n_classes: int, config: FitConfig, context: Context
+) -> Float32:
+    """Return the scores of rows by a model of other rows."""
+    trainer = config.make_trainer(context)
+    fitted = start_model(trainer, data, n_classes, config, time.perf_counter())
+    schedule = Schedule(config.n_epochs, config.solver.learning_rate, None, config.decay_epochs)
+    run_training(trainer, fitted, data, schedule, context, Request())
+    if fitted.interrupted:
+        raise KeyboardInterrupt
+    _take_weights(trainer, fitted)
+    return fitted.model.debiased_scores(others.X, n_threads=context.n_threads)
 
 
 def resume_model(
@@ -418,7 +478,8 @@ def require_memory(
         need["validation rows"] = size // X.shape[0] * len(np.unique(validation.rows))
     context.progress.log(f"fit needs {describe_memory(need)}")
     limit = context.memory_limit
-    available = available_memory() + sum(request.held.values()) if limit is None else limit
+    free = available_memory(context.n_threads) + sum(request.held.values())
+    available = free if limit is None else limit
     largest = max(need.keys() & _REMEDIES.keys(), key=lambda part: need[part], default="")
     hints = [trainer.remedy, _REMEDIES.get(largest, "fewer features or fewer classes")]
     check_memory(need, available=available, hints=hints)

@@ -442,6 +442,14 @@ class Model:
         """Return for every class the probability that it applies by itself: (n, n_classes)."""
         return self.labels.prob(*self.predictor(n_threads).log_softmax_all(X))
 
+    def label_prob_of(self, X: Features, ids: Int32, *, n_threads: int = 1) -> Float64:
+        """Return the probability that each of some classes (n, k) applies to its row; a class may be -1."""
+        found = self.predictor(n_threads).log_softmax_of(X, np.maximum(ids, 0))
+        prob = self.labels.prob(*found)
+        empty = self.empty_rows(X)
+        prob[empty] = self.label_frequencies[ids[empty]]
+        return prob
+
     def log_normalizers(self, X: Features, *, n_threads: int = 1) -> Float64:
         """Return the log of the summed exp of the scores of all classes, without calibration: (n,)."""
         return self.predictor(n_threads).rank_scores(X, 1).normalizer

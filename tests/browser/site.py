@@ -30,6 +30,7 @@ class Site:
         self.held = {}  # text -> request for it that waits
         self.hold = set()  # texts whose answers wait for `release`
         self.key = None
+        self.examples = []
 
     def route(self, route):
         request = route.request
@@ -81,6 +82,7 @@ class Site:
             "input": "texts" if texts else "vectors",
             "explains": texts,
             "limits": {"texts": 3},
+            "examples": self.examples,
         }
 
     def analysis(self, query, body):

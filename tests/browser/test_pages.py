@@ -80,16 +80,41 @@ def test_labels_and_reasons_as_one_types(open_page, site):
     for word, title in marks:
         assert float(title.replace("−", "-")) == pytest.approx(words[word.lower()], abs=0.006)
     assert page.text_content(".marked") == "Bitten by a dog"
-    page.focus("[role=radio][aria-checked=true]")
-    page.keyboard.press("ArrowRight")
-    assert page.text_content("[role=radio][aria-checked=true]") == "First label alone"
-    assert page.evaluate("document.activeElement.textContent") == "First label alone"
-    mark = page.get_attribute(".marked mark >> nth=3", "title").replace("−", "-")
-    assert float(mark) == pytest.approx(dict(found.score.words)["dog"], abs=0.006)
+    page.select_option("[aria-label='Rather than']", "")  # its score alone
+    assert mark_of(page, 3) == pytest.approx(dict(found.score.words)["dog"], abs=0.006)
+    assert "how common the class is" in page.text_content(".terms >> nth=0")
+    page.select_option("select[aria-label=Why]", "2")  # any answer, and any two of them
+    second, third = (dict(part.words)["dog"] for part in found.against[:2])
+    assert mark_of(page, 3) == pytest.approx(dict(found.score.words)["dog"] - third, abs=0.006)
+    page.select_option("[aria-label='Rather than']", "1")
+    assert mark_of(page, 3) == pytest.approx(second - third, abs=0.006)
 
     path = page.eval_on_selector_all("[aria-label^='Place'] li", "found => found.map(f => f.textContent)")
     assert path[0] == "all classes"
     assert path[-1] == "bitten dog"
+
+
+def mark_of(page, number):
+    return float(page.get_attribute(f".marked mark >> nth={number}", "title").split()[-1].replace("−", "-"))
+
+
+def test_links_examples_and_unknown_words(open_page, site):
+    site.examples = ["fell by a roof", "cut by a knife"]
+    page = open_page(f"{ORIGIN}/?q=bitten+by+a+zebra", route=site.route)
+    page.wait_for_selector(".answers li")
+    assert page.input_value("#text") == "bitten by a zebra"
+    assert "No training text has zebra." in page.text_content("section[aria-label=Why]")
+    assert page.text_content(".marked .unknown") == "zebra"
+    found = site.clf.explain("bitten by a zebra", k=5)
+    assert found.unknown_words == ["zebra"]
+    page.click(".examples button >> nth=0")
+    page.wait_for_function("new URLSearchParams(location.search).get('q') === 'fell by a roof'")
+    page.wait_for_function("document.querySelector('.answers li .label').textContent === 'fell roof'")
+    second = site.clf.explain("fell by a roof", k=2)
+    words = second.unmatched_words[1]
+    assert {"fell", "roof"} & set(words)
+    sentence = f"Not matched by description of {second.runner_up}: {', '.join(words)}."
+    assert sentence in page.text_content("section[aria-label=Why]")
 
 
 def test_late_answers_are_dropped(open_page, site):
@@ -284,7 +309,7 @@ def test_tables_of_the_page_are_those_of_the_analysis(open_page, site):
     for name, table, limit in (
         ("Accuracy by class frequency", "deciles", 99),
         ("Most confused pairs", "confusions", 10),
-        ("Rows whose label is likely wrong", "suspects", 10),
+        ("Rows to check", "suspects", 10),
     ):
         shown = page.query_selector_all(f"section[aria-label='{name}'] tbody tr")
         assert len(shown) == min(limit, len(tables[table]["rows"])) > 0

@@ -972,3 +972,6 @@ def test_formulas_are_guarded_in_csv(folder: Path) -> None:
         assert found == [mark + text for mark, text in zip(marks, texts, strict=True)]
     done = cli("predict", folder / "model", "-", "--format", "csv", "--to", "jsonl", text=rows)
     assert [json.loads(line)["text"] for line in done.stdout.splitlines()] == texts
+    rows = 'text,"=now()"\nfell off,1\n'
+    done = cli("predict", folder / "model", "-", "--format", "csv", "--keep", "all", text=rows)
+    assert done.stdout.startswith("id,text,'=now(),label,")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import unicodedata
 from collections import Counter
 
 import numpy as np
@@ -30,7 +31,11 @@ TEXTS = [
     "\u00a0no\u2003break\u3000spaces\ttabs",
     "東京 タワー 3丁目",
     "\ud800 lone surrogate \x00 nul",
+    "नमस्ते दुनिया, e\u0301te\u0301 ❤\ufe0f!",
+    "น้ำท่วมที่บ้าน ひらがなカタカナ漢字",
 ]
+SIGNS = "".join(c for c in map(chr, range(0x10000)) if unicodedata.category(c)[0] == "M") + "\u200c\u200d"
+UNSPACED = "\u3041-\u3096\u4e00-\u9fff\u0e01-\u0e30\u0e32\u0e33\u0e40-\u0e46"  # of the texts above
 EVERYTHING = {"least_known": 0.0}
 
 
@@ -43,9 +48,15 @@ def sentences(n, seed=0):
 
 def word_runs(text, longest, marks):
     """Runs of words; a mark is a token, but not alone."""
-    tokens = re.findall(r"\w+|[^\w\s]" if marks else r"\w+", text.lower())
+    tokens = tokens_of(text.lower(), marks)
     runs = [tokens[i : i + n] for n in range(1, longest + 1) for i in range(len(tokens) - n + 1)]
-    return [" ".join(run) for run in runs if len(run) > 1 or re.fullmatch(r"\w+", run[0])]
+    return [" ".join(run) for run in runs if len(run) > 1 or re.match(r"\w", run[0])]
+
+
+def tokens_of(text, marks):
+    """Words with the signs on their letters, letters of writing without spaces, and marks."""
+    word = rf"[{UNSPACED}][{SIGNS}]*|[^\W{UNSPACED}](?:[^\W{UNSPACED}]|[{SIGNS}])*"
+    return re.findall(rf"{word}|[^\w\s][{SIGNS}]*" if marks else word, text)
 
 
 def expected_tfidf(texts, new, options):
@@ -75,13 +86,12 @@ def match_columns(features, texts, names):
     for text in texts:
         found = features.occurrences(text)
         padded = f" {found.text} "
-        for column, start, length, order in zip(*(a.tolist() for a in found[1:]), strict=True):
+        for column, start, length, order in zip(*(a.tolist() for a in found[1:5]), strict=True):
             piece = padded[start + 1 : start + 1 + length]
             if order == 0:
                 columns[0].setdefault(re.sub(r"\s", " ", piece), column)
             else:
-                tokens = re.findall(r"\w+|[^\w\s]" if features.options.marks else r"\w+", piece)
-                columns[-1].setdefault(" ".join(tokens), column)
+                columns[-1].setdefault(" ".join(tokens_of(piece, features.options.marks)), column)
     return [columns[group][name] for group, known in enumerate(names) for name in known]
 
 
@@ -279,6 +289,36 @@ def test_texts_that_say_nothing_are_zero():
     assert features.transform(unknown).nnz == 0
     known = ["the ladder zzzzqqq", "ladders", "brokn shouldr"]
     assert (features.transform(known).getnnz(axis=1) > 0).all()
+
+
+def test_words_keep_the_signs_on_their_letters():
+    spelled = {
+        "नमस्ते दुनिया": ["नमस्ते", "दुनिया"],
+        "ที่บ้าน": ["ที่", "บ้", "า", "น"],
+        "日本ではテレビ": ["日", "本", "で", "は", "テレビ"],
+        "naïve e\u0301te\u0301 می\u200cخواهم 네 집": [
+            "naïve",
+            "e\u0301te\u0301",
+            "می\u200cخواهم",
+            "네",
+            "집",
+        ],
+    }
+    for text, words in spelled.items():
+        found = NgramFeatures(char_ngrams=(0, 0), word_ngrams=1).fit([text]).occurrences(text)
+        assert found.names == words
+
+
+@pytest.mark.identity
+def test_words_of_older_models_end_at_signs_as_before():
+    options = {"char_ngrams": (0, 0), "word_ngrams": 1, "unicode_words": False}
+    features = NgramFeatures(**options).fit(["ที่บ้าน दुनिया 日本で"])
+    assert features.occurrences("ที่บ้าน दुनिया 日本で").names == ["ท", "บ", "าน", "द", "न", "य", "日本で"]
+    state = features.state()
+    options = {name: value for name, value in state.header["options"].items() if name != "unicode_words"}
+    restored = NgramFeatures.from_state(State({**state.header, "options": options}, state.arrays))
+    assert restored.options == features.options
+    assert not clone(restored).unicode_words
 
 
 def test_unspaced_writing_is_not_taken_for_unknown():

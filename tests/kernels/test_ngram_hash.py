@@ -97,6 +97,15 @@ def test_marks_are_no_tokens_if_so_chosen():
     assert found.lengths[-1] == 4  # "b, c" is a pair
 
 
+def test_signs_belong_to_the_character_before_them():
+    found = find("कि ที ☺\ufe0f \u0301", SIZES._replace(shortest=0, longest=0))
+    pieces = list(zip(found.starts.tolist(), found.lengths.tolist(), found.orders.tolist(), strict=True))
+    # words of two characters, then marks of two and one, which count in pairs only
+    assert pieces == [(0, 2, 1), (3, 2, 1), (0, 5, 2), (3, 5, 2), (6, 4, 2)]
+    assert find("\u0301", SIZES._replace(shortest=0, longest=0)).keys.size == 0
+    assert find("\u0301 a", SIZES._replace(shortest=0, longest=0, marks=0)).orders.tolist() == [1]
+
+
 def test_each_text_counts_once_and_the_first_is_remembered():
     texts = ["ab ab", "cd", "ab"]
     seen, says = learn(texts)

@@ -111,8 +111,10 @@ def test_expected_number_of_doubtful_rows_bounds_those_of_right_labels(problem):
     expected = (p * (p <= 0.01 * best[:, None])).sum(axis=1)[best >= 0.5].sum()
     listed = ((label <= 0.01 * best) & (best >= 0.5)).sum()
     assert len(found.suspects) == listed
-    bound = float(found.tables["suspects"].note.split("at most ")[2].split(" ")[0])
-    assert bound >= expected - 0.05
+    assert found.n_suspects_by_chance >= expected - 0.05
+    assert f"Chance explains up to {found.n_suspects_by_chance:,.0f} of them" in found.tables["suspects"].note
+    evidence = found.suspects["predicted_probability"] / found.suspects["probability"]
+    assert (np.diff(evidence) <= 1e-6 * evidence[1:]).all()
     assert abs(listed - expected) < 4 * np.sqrt(expected)
 
 

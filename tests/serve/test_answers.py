@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import re
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from extremax import ExtremeClassifier, TextClassifier
+from extremax.serve.models import Predict, ServedModel
 from serve.conftest import make_texts
 from serve.live import Live
 
@@ -162,3 +166,26 @@ def test_pages_need_nothing_from_outside(live: Live, path: str) -> None:
     assert "default-src 'none'" in policy
     assert not re.search(r"(src|href)=[\"']?(https?:)?//", text)
     assert "url(" not in text or path == "/"
+
+
+@pytest.mark.identity
+def test_several_labels_have_probabilities_of_their_own() -> None:
+    things, places = ["ladder", "roof", "horse", "boat"], ["hospital", "school", "farm"]
+    texts = [f"fell off a {thing} at a {place}" for thing in things for place in places] * 6
+    labels = [[thing, place] for thing in things for place in places] * 6
+    clf = TextClassifier(ExtremeClassifier(random_state=0)).fit(texts, labels)
+    model = ServedModel("falls", Path("falls"), clf)
+    assert model.info()["several_labels"]
+    asked = ["a horse at the school", "zzz qqq"]
+    expected = clf.predict_label_proba(asked)
+    (found,) = model.answer([asked], Predict(model, 3, "exact", "texts", False))
+    for answer, prob in zip(map(json.loads, found), expected, strict=True):
+        scores = {label["label"]: label["score"] for label in answer}
+        assert scores == pytest.approx(
+            {name: prob[clf.classes_.tolist().index(name)] for name in scores}, rel=1e-4
+        )
+    assert sum(label["score"] for label in json.loads(found[0])) > 1.2  # no shares of one
+    explained = model.explain(asked[0], "texts", 2)["labels"]
+    assert [label["score"] for label in explained] == pytest.approx(
+        [label["score"] for label in json.loads(found[0])[:2]], rel=1e-4
+    )

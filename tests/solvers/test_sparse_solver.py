@@ -20,6 +20,7 @@ from extremax.solvers.base import Split
 from extremax.solvers.config import resolve
 from extremax.solvers.loop import Watcher
 from extremax.solvers.sparse import plausible, solver
+from extremax.solvers.sparse.plausible import fit_linear
 from extremax.solvers.sparse.start import ClassSums, make_start
 from extremax.storage.folder import load_folder, save_folder
 from extremax.storage.models import KIND
@@ -210,7 +211,7 @@ def test_scores_are_the_sum_of_the_parts(data, test_rows, chosen):
 
 @pytest.mark.identity
 @pytest.mark.parametrize("is_included", [True, False])
-def test_held_out_rows_are_included_once_they_have_chosen(data, is_included):
+def test_held_out_rows_are_included_once_they_have_chosen(data, is_included, monkeypatch):
     numbers = replace_numbers(Linear._numbers, sparse={"min_included": 0.01 if is_included else 1.0})
     whole = Examples(*data)
     problem = problem_size(whole, N_CLASSES)
@@ -222,8 +223,14 @@ def test_held_out_rows_are_included_once_they_have_chosen(data, is_included):
     trainer.epoch(state, trainer.prepare(state, some), (1.0, 1.0), Progress())
     trainer.finish(state, split)
     tables, mix, before = state.tables, dict(state.chosen["mix"]), trainer.export(state).to_matrix()
-    linear, found = tables.linear, tables.found
-    listed = found.classes.copy()
+    linear, fits = tables.linear, []
+    listed = None if tables.found is None else tables.found.classes
+
+    def record(*arguments, **others):
+        fits.append(arguments[1])
+        return fit_linear(*arguments, **others)
+
+    monkeypatch.setattr(plausible, "fit_linear", record)
     trainer.include(state, split)
     weights = trainer.export(state)
     assert state.tables.kind == "finished"
@@ -231,7 +238,9 @@ def test_held_out_rows_are_included_once_they_have_chosen(data, is_included):
     if not is_included:
         np.testing.assert_array_equal(weights.to_matrix().toarray(), before.toarray())
         assert "included_rows" not in state.chosen
+        assert not fits
         return
+    (found,) = fits
     assert state.chosen["included_rows"] == held_out.n_rows > 0
     start = make_start(ClassSums.of(whole, N_CLASSES, N_WORDS, tables.scale).arrays, tables.numbers, 1)
     W = (

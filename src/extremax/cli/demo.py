@@ -40,7 +40,7 @@ def demo(
     """
     terminal.set_quiet(quiet)
     from extremax.experiments import demo as steps
-    from extremax.report import analyse, make_document, write_report
+    from extremax.report import analyse, beside, make_document, save_document, write_report
     from extremax.storage.folder import check_target
 
     check_target(out / "model")
@@ -75,7 +75,9 @@ def demo(
         terminal.write(f"\n{phrase}")  # not a title, which a pipe would not show
         show_answers(found)
     show_reasons(clf.explain(steps.PHRASES[-1], k=2))
-    write_report(clf, make_document(clf, analysis), report, title="ICD-10-CM")
+    document = make_document(clf, analysis, examples=steps.PHRASES)
+    save_document(document, beside(out / "model"))  # where extremax serve looks for it
+    write_report(clf, document, report, title="ICD-10-CM")
     terminal.log(f"model: {out / 'model'}   learning curve: {curve}   report: {report}")
     program = Path(sys.argv[0])
     command = str(program) if program.name == "extremax" else "extremax"

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from extremax.cli import terminal
-from extremax.cli.models import load_rows, open_model, warn_left_out
+from extremax.cli.models import load_rows, open_model, takes_texts, warn_left_out
 from extremax.cli.options import DataArgument, ModelArgument, Opening, Reading
 
 _HTML, _JSON = "report.html", "analysis.json"
@@ -37,7 +39,7 @@ def report(
     The file is complete in itself and opens without a server: figures, the
     label tree with the accuracy of its branches, accuracy by class frequency,
     reliability, confused pairs with examples, classes to merge, and rows
-    whose label is likely wrong. Texts of DATA are in it.
+    whose labels are to be checked. Texts of DATA are in it.
 
     Rows whose labels were not in the training data are left out and counted.
     """
@@ -53,16 +55,29 @@ def report(
     rows, labels = load_rows(clf, data, reading)
     found = analyse(clf, rows, labels)
     warn_left_out(found.n_left_out)
-    document = make_document(clf, found)
-    if len(targets) > 1:
-        out.mkdir(parents=True, exist_ok=True)
-    if "json" in targets:
-        save_document(document, targets["json"])
-    if "html" in targets:
-        write_report(clf, document, targets["html"], title=title or model.resolve().name)
+    document = make_document(clf, found, examples=rows if takes_texts(clf) else ())
+    with _folder(out) if len(targets) > 1 else nullcontext():
+        if "json" in targets:
+            save_document(document, targets["json"])
+        if "html" in targets:
+            write_report(clf, document, targets["html"], title=title or model.resolve().name)
     for path in targets.values():
         terminal.log(f"wrote {path}")
     _show(found, opening.as_json)
+
+
+@contextmanager
+def _folder(path: Path) -> Iterator[None]:
+    """Make a folder; one that is new and still empty goes where the block fails."""
+    is_new = not path.exists()
+    path.mkdir(parents=True, exist_ok=True)
+    try:
+        yield
+    except BaseException:
+        with suppress(OSError):
+            if is_new:
+                path.rmdir()
+        raise
 
 
 def _targets(out: Path) -> dict[str, Path]:
@@ -87,5 +102,5 @@ def _show(found: Any, as_json: bool) -> None:
     terminal.print_table(titles, table, title=f"On {found.n_samples:,} rows")
     terminal.log(
         f"{counts['confusions']:,} confused pairs, {counts['merge']:,} pairs of classes to merge,"
-        f" {counts['suspects']:,} rows whose label is likely wrong"
+        f" {counts['suspects']:,} rows to check; chance explains up to {found.n_suspects_by_chance:,.0f}"
     )

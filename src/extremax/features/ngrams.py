@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from sklearn.base import BaseEstimator, TransformerMixin
 from sklearn.exceptions import NotFittedError
 
-from extremax.features.text import check_texts, code_points, text_blocks
+from extremax.features.text import check_texts, code_points, cut_tokens, text_blocks
 from extremax.kernels.ngram_hash import (
     MOST_TOKENS,
     N_DIGITS,
@@ -82,6 +82,7 @@ class NgramOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     count_unknown: bool = True
     least_known: float | None = None
     max_name_bytes: int = 4_000_000
+    unicode_words: bool = False  # models that were saved before there was a choice do without
 
     def __post_init__(self) -> None:
         low, high = self.char_ngrams
@@ -134,6 +135,8 @@ class Occurrences(NamedTuple):
         Column, first character (-1 for the space before the text) and number of characters.
     orders : uint8
         Number of words and marks; 0 for character n-grams.
+    tokens : list of (int, int, int)
+        Beginning, end and kind of each word and mark, known or not.
     """
 
     text: str
@@ -141,6 +144,7 @@ class Occurrences(NamedTuple):
     starts: Int32
     lengths: Int32
     orders: NDArray[np.uint8]
+    tokens: list[tuple[int, int, int]]
 
     @property
     def names(self) -> list[str]:
@@ -181,6 +185,9 @@ class NgramFeatures(TransformerMixin, BaseEstimator, auto_wrap_output_keys=()): 
         others: in writing without spaces a word hardly ever occurs twice.
     max_name_bytes : int
         Bytes for the spelling of columns, see `keep_names`.
+    unicode_words : bool
+        Whether vowel signs and accents belong to the letter before them, and letters of writing without
+        spaces (Chinese, hiragana, Thai, ...) are words each. Without, a word ends at every sign.
 
     Attributes
     ----------
@@ -227,6 +234,7 @@ class NgramFeatures(TransformerMixin, BaseEstimator, auto_wrap_output_keys=()): 
         count_unknown: bool = True,
         least_known: float | None = None,
         max_name_bytes: int = 4_000_000,
+        unicode_words: bool = True,
     ) -> None:
         self.char_ngrams = char_ngrams
         self.word_ngrams = word_ngrams
@@ -236,6 +244,7 @@ class NgramFeatures(TransformerMixin, BaseEstimator, auto_wrap_output_keys=()): 
         self.count_unknown = count_unknown
         self.least_known = least_known
         self.max_name_bytes = max_name_bytes
+        self.unicode_words = unicode_words
 
     @property
     def options(self) -> NgramOptions:
@@ -409,7 +418,9 @@ class NgramFeatures(TransformerMixin, BaseEstimator, auto_wrap_output_keys=()): 
         )
         columns = self._weighing.places[buckets]
         known = columns >= 0
-        return Occurrences(text.lower(), columns[known], *(array[known] for array in (*places, orders)))
+        lowered = text.lower()
+        tokens = cut_tokens(lowered, self.options.unicode_words)
+        return Occurrences(lowered, columns[known], *(array[known] for array in (*places, orders)), tokens)
 
     # -- names ---------------------------------------------------------------------------------------------
 
@@ -656,7 +667,7 @@ class _Block(NamedTuple):
 
 def _find(texts: Sequence[str], options: NgramOptions) -> tuple[Found, Int64]:
     """Return the n-grams of texts, and the end of those of each."""
-    codes, kinds, text_ends = code_points(texts)
+    codes, kinds, text_ends = code_points(texts, options.unicode_words)
     most = options.most_ngrams(len(codes))
     found = Found(*(np.empty(most, kind) for kind in (np.uint64, np.int32, np.int32, np.uint8)))
     ends = np.empty(len(texts), np.int64)

@@ -1,10 +1,10 @@
 """Hash n-grams of texts to buckets, count them, and weigh them: the kernels of the sparse text features.
 
 N-grams are those of scikit-learn's analyzers: characters within word boundaries (``char_wb``, each word
-between two spaces), and runs of tokens.  A token is a run of letters, digits and underscores; optionally
-every other character that is not a space is one, too, but only inside longer runs, never alone.  The code
-points of an n-gram are hashed in sequence, so that the hash of an n-gram continues that of the shorter ones
-at the same place.
+between two spaces), and runs of tokens. A token is a run of letters, digits and underscores, or one letter
+of writing without spaces, with the signs on them; optionally every other character that is not a space is
+one, too, but only inside longer runs, never alone. The code points of an n-gram are hashed in sequence, so
+that the hash of an n-gram continues that of the shorter ones at the same place.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 from extremax.kernels.compile import inline, njit
 from extremax.kernels.rng import mix64
 
-OTHER, WORD, BLANK = 0, 1, 2  # kinds of characters
+OTHER, SIGN, WORD, UNSPACED, BLANK = range(5)  # kinds of characters; a sign belongs to the one before it
 MOST_TOKENS = 8  # longest run of tokens
 N_GROUPS = 3  # character n-grams, single words, runs of tokens: each has buckets of its own
 N_DIGITS = 256  # buckets are sorted by one digit to this base after the other
@@ -169,19 +169,19 @@ def find_ngrams(codes, kinds, text_ends, sizes, recent, found, ends):
         p = start
         while p < stop:
             kind = kinds[p]
-            if kind == BLANK or (kind == OTHER and sizes.marks == 0):
+            if kind == BLANK or (kind < WORD and sizes.marks == 0):
                 p += 1
                 continue
             at = n_tokens % MOST_TOKENS
             recent[1, at] = p - start
             key = mix64(_TOKEN_SEED ^ np.uint64(codes[p]))
             p += 1
-            while kind == WORD and kinds[p] == WORD:
+            while kinds[p] == SIGN or (kind == WORD and kinds[p] == WORD):
                 key = mix64(key ^ np.uint64(codes[p]))
                 p += 1
             recent[0, at] = key
             n_tokens += 1
-            for size in range(1 if kind == WORD else 2, min(sizes.tokens, n_tokens) + 1):
+            for size in range(1 if kind >= WORD else 2, min(sizes.tokens, n_tokens) + 1):
                 if size > 1:
                     key = _TOKEN_SEED
                     for k in range(n_tokens - size, n_tokens):

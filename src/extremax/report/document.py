@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -32,12 +32,22 @@ SHOWN = {"figures": 8, "deciles": 64, "reliability": 128, "confusions": 100, "me
 MAX_TEXT, MAX_LABEL = 400, 200  # characters of texts and of labels that are shown
 _MAX_BYTES = 1 << 28
 _MAX_DEPTH = 64
+_EXAMPLES, _MAX_EXAMPLE = 5, 80  # texts to try, and characters of each
 
 Document = dict[str, Any]
 
 
-def make_document(clf: Any, analysis: Analysis | None, config: HierarchyConfig | None = None) -> Document:
-    """Return the document of a classifier; without an analysis, one with the tree alone."""
+def make_document(
+    clf: Any,
+    analysis: Analysis | None,
+    config: HierarchyConfig | None = None,
+    *,
+    examples: Sequence[str] = (),
+) -> Document:
+    """Return the document of a classifier; without an analysis, one with the tree alone.
+
+    Some of the `examples`, texts, are offered on the page of a server: short ones.
+    """
     tree = hierarchy_of(clf.model_, config)
     document: Document = {
         "format": FORMAT,
@@ -45,6 +55,7 @@ def make_document(clf: Any, analysis: Analysis | None, config: HierarchyConfig |
         "model": describe_model(clf),
         "held_out": None,
         "tables": {},
+        "examples": [text for text in dict.fromkeys(examples) if 0 < len(text) <= _MAX_EXAMPLE][:_EXAMPLES],
         "tree": {
             "source": tree.source,
             "order": tree.order.tolist(),
@@ -202,6 +213,7 @@ class _Schema(msgspec.Struct):
     held_out: _HeldOut | None
     tables: dict[Literal["figures", "deciles", "reliability", "confusions", "merge", "suspects"], _TablePart]
     tree: _TreePart
+    examples: list[str] = []
 
 
 def load_analysis(path: str | os.PathLike[str]) -> Document:

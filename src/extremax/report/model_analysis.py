@@ -52,7 +52,7 @@ class Analysis:
     merge
         Pairs of classes that the model cannot tell apart.
     suspects
-        Rows whose label is likely wrong.
+        Rows to check: labels that are far less probable than another class.
     classes
         Training rows, held-out rows and accuracy of every class.
     tables : dict of str to Table
@@ -63,6 +63,8 @@ class Analysis:
         Numbers that the tables were made with.
     pairs : tuple of arrays
         Class, prediction and number of rows of each confusion, as class numbers.
+    n_suspects_by_chance : float
+        Rows to check that chance explains, at most, if all labels and probabilities are right.
     """
 
     tables: dict[str, Table]
@@ -72,6 +74,7 @@ class Analysis:
     n_unknown: int
     config: AnalysisConfig
     pairs: tuple[Int64, Int64, Int64]
+    n_suspects_by_chance: float
 
     def __getattr__(self, name: str) -> Any:
         if name not in MAKERS:
@@ -106,7 +109,7 @@ def analyse(
     texts : sequence of n_samples strings, optional
         Texts of the rows, to show; by default X where those are texts.
     config : AnalysisConfig, optional
-        Numbers of the tables: bins, groups, when classes are to be merged and when a label is likely wrong.
+        Numbers of the tables: bins, groups, when classes are to be merged and a row is to be checked.
     n_jobs : int, optional
         Threads; by default those of the classifier.
 
@@ -156,6 +159,7 @@ def analyse(
         n_unknown=int((targets.y < 0).sum()),
         config=config,
         pairs=made.confusions,
+        n_suspects_by_chance=tables.chance_of_suspects(made),
     )
 
 

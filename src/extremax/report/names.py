@@ -1,4 +1,4 @@
-"""Names of the nodes of a label hierarchy: words that set its classes apart from those beside it."""
+"""Names of the nodes of a label hierarchy: words that the labels below them have in common."""
 
 from __future__ import annotations
 
@@ -6,61 +6,61 @@ from typing import Any
 
 import numpy as np
 from scipy import sparse
+from sklearn.feature_extraction.text import ENGLISH_STOP_WORDS
 
-from extremax.report.hierarchy import LabelHierarchy, line_means
-from extremax.scores.sparse import SparseWeights
+from extremax.features.text import cut_words
+from extremax.report.hierarchy import LabelHierarchy
 
 _WORDS = 3  # words in a name
-_SHORT = 2  # words of so few letters are left out where there are others
-_CANDIDATES = 16  # columns that are looked at for them
-_LEAST_SHARE = 0.2  # part of the greatest difference that a further word has at least
+_SHORT = 2  # letters of words that are left out
+_LEAST_SHARE = 0.2  # of the labels of a node that have a word of its name
+_LEAST_GAIN = 0.3  # part of the greatest gain that a further word has at least
 
 
 def name_nodes(clf: Any, tree: LabelHierarchy) -> list[str]:
-    """Return a name for each node; empty for the root, and where features have no names.
+    """Return a name for each node; empty for the root, and where labels have no word in common.
 
-    The mean of the class vectors under a node minus that under its parent is greatest on the words that set
-    it apart; it is multiplied by the share of the classes that have the word.  Only single words of sparse
-    text features count.
+    Words are those of the descriptions of the labels, or else of the labels. A word counts by how much larger
+    its share of the labels is below the node than below the parent, times the log of its rarity in all.
     """
-    features = getattr(clf, "features_", None)
-    weights = clf.model_.weights
-    if (
-        features is None
-        or not getattr(features, "is_sparse", False)
-        or not isinstance(weights, SparseWeights)
-    ):
-        return [""] * tree.n_nodes
-    first, last = features.n_character_columns, features.n_features
-    words = sparse.csr_matrix(weights.to_matrix()[:, first:last])
-    depths = tree.depths()
-    spelled: dict[int, str] = {}
-
-    def spell(column: int) -> str:
-        if column not in spelled:
-            spelled[column] = features.column_names([first + column])[0]
-        return spelled[column]
-
-    names = [""] * tree.n_nodes
-    lengths = np.sqrt(np.asarray(words.multiply(words).sum(axis=1)).ravel())
-    # words of many texts, such as "of" and "other", say little
-    share = (1.0 + features.text_counts_[first:last]) / (1.0 + features.n_texts_)
-    rarity = np.square(np.log(np.minimum(share, 1.0)))
-    words = sparse.diags(1.0 / np.maximum(lengths, 1e-12)) @ words @ sparse.diags(rarity)
-    if clf.model_.label_map is not None:
-        words = line_means(clf.model_.label_map) @ words
-    words = sparse.csr_matrix(words)[tree.order]
-    has = (words > 0).astype(np.float64)
+    found = [_words(text) for text in _texts(clf)]
+    vocabulary = sorted(set().union(*found))
+    column = {word: i for i, word in enumerate(vocabulary)}
+    columns = np.array([column[word] for words in found for word in words], np.int64)
+    ends = np.cumsum([0, *map(len, found)])
+    has = sparse.csr_matrix((np.ones(len(columns)), columns, ends), shape=(len(found), len(vocabulary)))
+    has = has[tree.order]
+    counts = np.bincount(columns, minlength=len(vocabulary))
+    rarity = np.log(len(found) / np.maximum(counts, 1))  # "unspecified" says little
+    names, depths = [""] * tree.n_nodes, tree.depths()
     for depth in range(1, int(depths.max(initial=0)) + 1):
         nodes = np.flatnonzero(depths == depth)
-        means = _range_means(tree, nodes) @ words
+        share = sparse.csr_matrix(_range_means(tree, nodes) @ has)
         parents, place = np.unique(tree.parent[nodes], return_inverse=True)
-        whole = (_range_means(tree, parents) @ words)[place]
-        # a word that few classes of the node have does not stand for it
-        score = (means - whole).multiply(_range_means(tree, nodes) @ has)
-        for node, row in zip(nodes.tolist(), sparse.csr_matrix(score), strict=True):
-            names[node] = _name(row, spell)
+        whole = sparse.csr_matrix(_range_means(tree, parents) @ has)[place]
+        gain = sparse.csr_matrix(share - whole)
+        sizes = tree.stop[nodes] - tree.start[nodes]
+        for i, node in enumerate(nodes.tolist()):
+            row = share[i]
+            kept = row.data >= max(_LEAST_SHARE, 2.0 / sizes[i]) - 1e-9  # of two labels or more
+            words = row.indices[kept]
+            gains = gain[i, words].toarray()[0] * rarity[words] if len(words) else np.zeros(0)
+            best = np.lexsort((words, -gains))[:_WORDS]
+            least = max(1e-9, _LEAST_GAIN * gains.max(initial=0.0))
+            names[node] = ", ".join(vocabulary[words[k]] for k in best if gains[k] >= least)
     return names
+
+
+def _texts(clf: Any) -> list[str]:
+    """Return the description of each class, or its label where there is none."""
+    descriptions, labels = clf.model_.classes.descriptions, [str(label) for label in clf.classes_.tolist()]
+    return labels if descriptions is None else [descriptions.text(i) or name for i, name in enumerate(labels)]
+
+
+def _words(text: str) -> list[str]:
+    """Return the words of a text, each once, without numbers, short words and words such as "other"."""
+    words = [word for word in dict.fromkeys(cut_words(text.lower())) if word not in ENGLISH_STOP_WORDS]
+    return [word for word in words if not word.isdigit() and (len(word) > _SHORT or not word.isascii())]
 
 
 def _range_means(tree: LabelHierarchy, nodes: Any) -> sparse.csr_matrix:
@@ -71,15 +71,3 @@ def _range_means(tree: LabelHierarchy, nodes: Any) -> sparse.csr_matrix:
     return sparse.csr_matrix(
         (np.repeat(1.0 / sizes, sizes), columns, offsets), shape=(len(nodes), tree.n_classes)
     )
-
-
-def _name(difference: Any, spell: Any) -> str:
-    """Return the words of the greatest differences."""
-    values, columns = difference.data, difference.indices
-    most = min(len(values), _CANDIDATES)
-    chosen = np.argpartition(-values, most - 1)[:most] if most else np.empty(0, np.int64)
-    chosen = chosen[np.lexsort((columns[chosen], -values[chosen]))]
-    kept = [i for i in chosen.tolist() if values[i] > max(0.0, _LEAST_SHARE * values[chosen[0]])]
-    words = [spell(int(columns[i])) for i in kept]
-    words = [word for word in words if word[:1] != "#" and " " not in word]
-    return ", ".join(([word for word in words if len(word) > _SHORT] or words)[:_WORDS])

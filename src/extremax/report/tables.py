@@ -45,7 +45,7 @@ class AnalysisConfig:
         classes as often, and if at least `merge_min_share` of their rows predicted as either go to the wrong
         one.
     suspect_min_other, suspect_max_ratio
-        A label is likely wrong if another class has at least the probability `suspect_min_other`, and the
+        A row is to be checked if another class has at least the probability `suspect_min_other`, and the
         label at most `suspect_max_ratio` times that.
     """
 
@@ -462,7 +462,7 @@ def merge_table(made: Predictions) -> Table:
 
 
 def suspect_table(made: Predictions) -> Table:
-    """Return rows whose label is likely wrong, the least likely labels first."""
+    """Return rows to check: those with another class far more probable than the label, by how far."""
     config = made.config
     ratio = np.exp(made.label_log_prob) / np.maximum(made.best_prob, 1e-300)
     certain = (made.best_prob >= config.suspect_min_other) & ~made.row_right[made.rows]
@@ -472,12 +472,12 @@ def suspect_table(made: Predictions) -> Table:
         made,
         found,
         f"Rows whose label has at most {config.suspect_max_ratio:g} of the probability of another class, and"
-        f" that class at least {config.suspect_min_other:.0%}. If all labels and probabilities were right,"
-        f" at most {_chance_of_suspects(made):.1f} such rows would be expected.",
+        f" that class at least {config.suspect_min_other:.0%}; the strongest evidence first. Chance explains"
+        f" up to {chance_of_suspects(made):,.0f} of them, if all labels and probabilities are right.",
     )
 
 
-def _chance_of_suspects(made: Predictions) -> float:
+def chance_of_suspects(made: Predictions) -> float:
     """Return a bound on the number of rows that would be listed if labels were drawn from the probabilities.
 
     It is the probability outside of those best classes that have more than the ratio, over rows that are

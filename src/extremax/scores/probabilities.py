@@ -161,6 +161,15 @@ class Predictor:
         as_float64 = log_softmax.astype(np.float64)
         return RankedScores(best, as_float64, first.astype(np.float64) - as_float64[:, 0])
 
+    def log_softmax_of(self, X: Features, ids: Int32) -> tuple[Float64, Float64]:
+        """Return the log-softmax of some classes (n, k) and the normaliser (n,), without calibration."""
+        n, k = ids.shape
+        normalizer = self.rank_scores(X, 1).normalizer
+        plain = replace(self, scorer=replace(self.scorer, calibration=Calibration()))
+        pairs = Examples(X, ids.reshape(-1), np.repeat(np.arange(n), k))
+        scores = plain.score_pairs(pairs, plain.scorer.project(X, self.n_threads)).reshape(n, k)
+        return scores.astype(np.float64) - normalizer[:, None], normalizer
+
     def score_pairs(self, pairs: Examples, Z: Float32 | None) -> Float32:
         """Return the debiased score of each pair, block by block of rows; pairs are in any order.
 

@@ -450,6 +450,12 @@ class SparseWeights:
         at = np.flatnonzero(classes == label)
         return (np.searchsorted(offsets, at, side="right") - 1).astype(np.int32), values[at]
 
+    def classes_above_zero(self, column: int) -> Int32:
+        """Return the classes with a positive weight on a sparse column."""
+        offsets, classes, values = self.postings
+        part = slice(offsets[column], offsets[column + 1])
+        return classes[part][values[part] > 0.0]
+
     def class_vectors(self) -> sparse.csr_matrix:
         """Return one row per class: its weights on sparse columns, then those of the dense part."""
         found = sparse.csr_matrix(self.to_matrix())

@@ -153,6 +153,8 @@ class ServedModel:
             "n_features": self.n_features,
             "n_samples": int(model.classes.n_samples),
             "objective": model.solver,
+            "several_labels": model.has_several_labels,
+            "examples": [] if self.document is None else self.document.get("examples", []),
             "has_descriptions": model.classes.descriptions is not None,
             "explains": self.explains,
             "searches": list(model.search_names),
@@ -204,8 +206,18 @@ class ServedModel:
             if self.monitor is not None:
                 with self._monitor_lock:
                     self.monitor.observe(features, ids[:, 0], log_prob[:, 0])
-            answers.append(self._encode(ids, log_prob, unknown, work.as_log))
+            answers.append(
+                self._encode(ids, self._shown_log_prob(features, ids, log_prob), unknown, work.as_log)
+            )
         return answers
+
+    def _shown_log_prob(self, features: Any, ids: Any, log_prob: Any) -> Any:
+        """Return the log-probability that each label applies, where rows may have several."""
+        model = self.classifier.model_
+        if not model.has_several_labels:
+            return log_prob
+        with np.errstate(divide="ignore"):
+            return np.log(model.label_prob_of(self.classifier.to_features(features), ids))
 
     def _search(self, pieces: Sequence[Sequence[Any]], work: Predict) -> list[tuple[Any, Any, Any]]:
         """Return classes, log-probabilities and features of each piece.
@@ -251,10 +263,11 @@ class ServedModel:
         found = self.clf.explain(given[0] if kind == "texts" else given, min(top_k, self.n_classes))
         plain = found.to_dict()
         numbers = self.clf.label_ids(plain.pop("labels")).tolist()
-        labels = [
-            {**self.describe_label(i), "score": prob}
-            for i, prob in zip(numbers, plain.pop("probabilities"), strict=True)
-        ]
+        scores = plain.pop("probabilities")
+        if self.clf.model_.has_several_labels:
+            ids = np.array([numbers], np.int32)
+            scores = self.clf.model_.label_prob_of(self.clf.to_features(given), ids)[0].tolist()
+        labels = [{**self.describe_label(i), "score": p} for i, p in zip(numbers, scores, strict=True)]
         for part in (plain["score"], *plain["against"]):
             part["label"] = str(part["label"])
             part["rather_than"] = None if part["rather_than"] is None else str(part["rather_than"])

@@ -160,7 +160,10 @@ class Listed(BaseModel):
 
 
 class Label(BaseModel):
-    """A label and its probability; known is false where a text says nothing to the model."""
+    """A label and its probability; known is false where a text says nothing to the model.
+
+    Where rows may have several labels, it is the probability that this one applies.
+    """
 
     label: str
     id: int
@@ -189,6 +192,9 @@ class Explanation(BaseModel):
     is_known: bool
     score: Contributions
     against: list[Contributions]
+    pieces: list[str]
+    unknown_words: list[str]
+    unmatched_words: list[list[str]]
     path: list[Any] | None
 
 

@@ -10,7 +10,7 @@ import msgspec
 
 from extremax.examples import FeatureLayout
 from extremax.params import check_values
-from extremax.solvers.registry import Solver, choose_solver, find_solver, restore_solver
+from extremax.solvers.registry import Solver, choose_solver, find_solver, is_small, restore_solver
 from extremax.storage import checks
 from extremax.tree.noise import Noise
 from extremax.tuned import DEFAULTS, Defaults, ProblemSize
@@ -31,6 +31,7 @@ class FitConfig:
     numbers: Defaults = field(default_factory=Defaults)
     streaming: bool = False  # rows arrive in parts, in calls of partial_fit
     renews_whitening: bool = False  # ... and the whitening is made anew from all of them
+    uses_folds: bool = False  # too few rows to hold some out: folds choose the learning rate, and calibrate
 
     @property
     def decay_epochs(self) -> int | None:
@@ -114,6 +115,7 @@ def resolve(  # noqa: PLR0913 (what a fit depends on)
         numbers,
         streaming,
         renews_whitening=streaming and found.renews_whitening and (is_open or found.decays),
+        uses_folds=is_open and not streaming and found.uses_folds and is_small(problem, numbers),
     )
 
 

@@ -231,7 +231,8 @@ class MinibatchTrainer(WhitenedTrainer):
         unit = float(data.pair_weight.mean(dtype=np.float64))
         data = replace(data, weight=data.pair_weight / np.float32(unit))
         self._begin_squares(tables, unit)
-        start = start_discriminant(tables, moments, data, numbers.warm_start, self.context)
+        config = numbers.warm_start
+        start = start_discriminant(tables, moments, data, config, self.context, shrinkages=config.shrinkages)
         state.feature_scale, state.whitening = moments.feature_scale, start.whitening
         state.chosen |= chosen | start.chosen
         return start

@@ -60,6 +60,8 @@ class Solver(BaseEstimator):
         Whether weights are stored where they are not zero.
     renews_whitening
         Whether the whitening of a stream is made anew from all rows so far.
+    uses_folds
+        Whether folds may choose the learning rate and calibrate, where "auto" has few rows.
     fixed
         Parameters that the first call fixes: later ones go on with the same tables, tree and noise.
     """
@@ -69,6 +71,7 @@ class Solver(BaseEstimator):
     uses_noise: ClassVar[bool] = False
     sparse_weights: ClassVar[bool] = False
     renews_whitening: ClassVar[bool] = False
+    uses_folds: ClassVar[bool] = False
     fixed: ClassVar[tuple[str, ...]] = ()
 
     @property
@@ -143,6 +146,14 @@ class CandidateSoftmax(ExactSteps):
 
     name = "candidate_softmax"
 
+    def resolved(self, problem: ProblemSize, numbers: Defaults) -> Self:
+        if problem.n_entries is not None and problem.n_features > numbers.batch.max_features:
+            raise ValueError(
+                f"candidate_softmax would unpack all {problem.n_features:,} columns of a sparse X; use"
+                " solver='sparse_softmax', or fewer columns."
+            )
+        return self
+
     def default_epochs(
         self, problem: ProblemSize, layout: FeatureLayout, numbers: Defaults, *, streaming: bool = False
     ) -> int:
@@ -203,6 +214,7 @@ class MinibatchSoftmax(Solver):
 
     name = "minibatch_softmax"
     renews_whitening = True
+    uses_folds = True
     fixed = (
         "noise",
         "optimizer",
@@ -546,6 +558,12 @@ def is_wide_and_sparse(problem: ProblemSize, config: SparseConfig) -> bool:
     if problem.n_entries is None or problem.n_features < config.min_features:
         return False
     return problem.n_entries <= config.max_density * problem.n_rows * problem.n_features
+
+
+def is_small(problem: ProblemSize, numbers: Defaults) -> bool:
+    """Whether rows of one label each are too few to hold some out, and enough to be left out by folds."""
+    least, most = numbers.calibration.label_min_rows, numbers.calibration.min_pairs
+    return least <= problem.n_pairs < most and problem.n_pairs <= problem.n_rows
 
 
 def is_scored_once(problem: ProblemSize, numbers: Defaults) -> bool:

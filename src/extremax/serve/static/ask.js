@@ -5,6 +5,7 @@
   const {h} = xm;
   const DELAY = 120; // milliseconds without a key before the text is sent
   const SHOWN = 5;
+  const LONGEST_LINK = 1000; // characters of a text in the address
   let info = null;
 
   // ---- one text ----
@@ -30,6 +31,7 @@
       try {
         const inputs = read(text);
         const body = {inputs, parameters: {top_k: SHOWN}};
+        address(text);
         const found = info.explains
           ? await xm.request("explain", body, pending.signal)
           : {labels: await xm.request("predict", body, pending.signal), is_known: true};
@@ -41,10 +43,18 @@
         }
       }
     };
+    // The address of the page is a link to this answer.
+    const address = (text) => {
+      const query = new URLSearchParams(location.search);
+      query.set("q", text);
+      if (text.length <= LONGEST_LINK) history.replaceState(null, "", "?" + query);
+    };
     const soon = () => { clearTimeout(timer); timer = setTimeout(send, DELAY); };
     field.addEventListener("input", soon);
     const examples = info.input === "texts" ? h("div.examples", {"aria-label": "Examples"},
       (info.examples || []).map((text) => h("button", {type: "button", onclick: () => { field.value = text; send(); field.focus(); }}, text))) : null;
+    const linked = new URLSearchParams(location.search).get("q");
+    if (linked) { field.value = linked; send(); }
     return [
       h("section.card.ask", {"aria-label": "One text"}, h("label", {for: "text"}, info.input === "texts" ? "Text" : "Features"), field, examples,
         h("div.spaced", null, answers)),
@@ -61,89 +71,115 @@
   };
 
   const show = (found, text, answers, reasons) => {
-    const unknown = !found.is_known || found.labels.some((answer) => answer.known === false);
+    const nothing = !found.is_known || found.labels.some((answer) => answer.known === false);
     xm.replace(answers,
-      unknown ? h("p.note", null, "No word of this text is known to the model: these are the most frequent classes.") : null,
+      nothing ? h("p.note", null, "No word of this text is known to the model: these are the most frequent classes.") : null,
       h("ul.answers", {"aria-label": "Labels, the most probable first"}, found.labels.map((answer, i) => h("li", null,
-        h("span.label", null, answer.label),
-        h("span.what", null, answer.description || ""),
+        answer.description ? [h("span.what", null, answer.description), h("span.label.code", null, answer.label)]
+          : [h("span.label", null, answer.label), h("span")],
         h("span.value", null, xm.percent(answer.score)),
         xm.bar(answer.score, i === 0 ? "" : i === 1 ? "second" : "other"),
-      ))));
-    xm.replace(reasons, unknown || !found.score ? null : why(found, text), found.path ? place(found.path) : null);
+      ))),
+      info.several_labels ? h("p.note", null, "Each label has a probability of its own: several may apply, and they need not add up.") : null);
+    xm.replace(reasons, nothing || !found.score ? null : why(found, text), found.path ? place(found.path) : null);
   };
 
   // ---- reasons ----
 
-  let choice = "difference"; // what was looked at last stays
+  // What stands for terms that are no words.
+  const PLAIN = {
+    "(class bias)": "how common the class is", "(log of the class frequency)": "how common the class is",
+    "(length of the row)": "length of the text", "(embedding)": "the text as a whole",
+    "(log p of the noise)": "how common the class is for such texts", "(classes merged into one)": "several classes in one",
+  };
+  const isWhole = (term) => term.startsWith("(") && term.endsWith(")");
+  const signed = (value) => (value >= 0 ? "+" : "−") + Math.abs(value).toFixed(2);
+  const titled = (answer) => h("span", {class: answer.description ? "title" : "label", title: answer.label}, answer.description || answer.label);
+
+  // What adds to the score of answer i, or to its difference from that of answer j: the server sends the score of the first answer, and
+  // how far it is ahead of each of the others.
+  const contributions = (found, i, j) => {
+    const parts = j === null ? [[found.score, 1]] : j ? [[found.against[j - 1], 1]] : [];
+    if (i) parts.push([found.against[i - 1], -1]);
+    const sum = (field) => {
+      const values = new Map();
+      parts.forEach(([part, sign]) => part[field].forEach(([name, value]) => values.set(name, (values.get(name) || 0) + sign * value)));
+      return [...values].filter(([, value]) => Math.abs(value) > 1e-9).sort((a, b) => Math.abs(b[1]) - Math.abs(a[1]));
+    };
+    return {words: sum("words"), terms: sum("terms"), total: parts.reduce((total, [part, sign]) => total + sign * part.total, 0)};
+  };
 
   const why = (found, text) => {
+    const answers = found.labels.slice(0, 1 + (found.against || []).length);
     const marked = h("p.marked");
     const terms = h("div.two");
-    const second = found.against && found.against[0];
     const sentence = h("p.note");
-    const options = [["difference", "First against second"], ["score", "First label alone"]].filter(([name]) => name === "score" || second);
-    if (!second) choice = "score";
-    const buttons = options.map(([name, title]) => h("button", {type: "button", role: "radio", onclick: () => draw(name), onkeydown: (event) => {
-      const step = {ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1}[event.key];
-      if (!step) return;
-      event.preventDefault();
-      const at = (buttons.indexOf(event.currentTarget) + step + buttons.length) % buttons.length;
-      draw(options[at][0]);
-      buttons[at].focus();
-    }}, title));
-    const draw = (name) => {
-      choice = name;
-      options.forEach(([option], i) => {
-        buttons[i].setAttribute("aria-checked", String(option === name));
-        buttons[i].tabIndex = option === name ? 0 : -1;
-      });
-      const part = name === "difference" ? second : found.score;
-      const words = part.words.length ? part.words : part.terms;
-      xm.replace(sentence, name === "difference"
-        ? h("span", null, "Blue words speak for ", h("span.label", null, part.label), ", orange ones for ", h("span.label", null, part.rather_than),
-          "; all contributions add up to the difference of the scores, " + signed(part.total) + ".")
-        : h("span", null, "Blue words raise the score of ", h("span.label", null, part.label), ", orange ones lower it; all contributions add up to "
-          + signed(part.total) + "."));
-      highlight(marked, text, part.words);
+    const remarks = h("div");
+    const select = (label, first, chosen) => {
+      const node = h("select", {"aria-label": label, onchange: () => draw()}, first ? h("option", {value: ""}, first) : null,
+        answers.map((answer, i) => h("option", {value: String(i)}, answer.label + (answer.description ? " – " + answer.description : ""))));
+      node.value = chosen;
+      return node;
+    };
+    const one = select("Why", null, "0");
+    const other = select("Rather than", "no other: its score alone", answers.length > 1 ? "1" : "");
+    const draw = () => {
+      const i = Number(one.value);
+      const j = other.value === "" || other.value === one.value ? null : Number(other.value);
+      [...other.options].forEach((option) => { option.disabled = option.value === one.value; });
+      if (j === null) other.value = "";
+      const part = contributions(found, i, j);
+      xm.replace(sentence, j === null
+        ? h("span", null, "Blue words raise the score of ", titled(answers[i]), ", orange ones lower it; all contributions add up to "
+          + signed(part.total) + ".")
+        : h("span", null, "Blue words speak for ", titled(answers[i]), ", orange ones for ", titled(answers[j]),
+          "; all contributions add up to the difference of the scores, " + signed(part.total) + "."));
+      highlight(marked, found.pieces || [text], part.words, found.unknown_words || []);
+      xm.replace(remarks, unknown(found.unknown_words), [i, j].filter((k) => k !== null).map((k) => unmatched(found, k, answers[k])));
       const inside = part.terms.filter(([term]) => !isWhole(term));
+      const hasWords = part.words.length > 0;
       xm.replace(terms,
-        h("div", null, h("h3", null, part.words.length ? "By word" : "By feature"), leaning(words)),
-        part.words.length ? h("div", null, h("h3", null, "Strongest n-grams"), leaning(inside)) : null);
+        h("div", null, h("h3", null, hasWords ? "By word" : "By feature"), leaning(hasWords ? part.words : part.terms, hasWords ? "word" : "feature")),
+        hasWords ? h("div", null, h("h3", null, "Strongest parts of words and pairs"), leaning(inside, "part")) : null);
     };
     const card = h("section.card", {"aria-label": "Why"}, h("h2", null, "Why"),
-      h("div.tabs", {role: "radiogroup", "aria-label": "Contributions to"}, buttons), sentence, marked, terms);
-    draw(choice);
+      h("div.row", null, one, h("span", null, "rather than"), other), sentence, marked, remarks, terms);
+    draw();
     return card;
   };
 
-  const isWhole = (term) => term.startsWith("(") && term.endsWith(")");
-  const signed = (value) => (value >= 0 ? "+" : "−") + Math.abs(value).toFixed(2);
-
-  // The text with its words coloured; words are runs of letters and digits, as the server divides them.
-  const highlight = (node, text, words) => {
-    const values = new Map(words);
-    const most = Math.max(1e-9, ...words.filter(([word]) => !isWhole(word)).map(([, value]) => Math.abs(value)));
-    const pieces = text.split(/([\p{L}\p{N}_]+)/u).map((piece) => {
-      const value = values.get(piece.toLowerCase());
-      if (value === undefined || !piece.trim()) return document.createTextNode(piece);
-      const mark = h("mark", {title: signed(value)}, piece);
-      const strength = Math.min(1, Math.abs(value) / most);
-      mark.style.backgroundColor = "rgba(var(" + (value >= 0 ? "--for" : "--against") + "), " + (0.06 + 0.5 * strength).toFixed(2) + ")";
-      return mark;
-    });
-    xm.replace(node, pieces);
+  const listed = (words) => words.map((word, i) => [i ? ", " : "", h("em", null, word)]);
+  const unknown = (words) => (words && words.length ? h("p.note", null, "No training text has ", listed(words), ".") : null);
+  const unmatched = (found, i, answer) => {
+    const words = (found.unmatched_words || [])[i];
+    return words && words.length ? h("p.note", null, "Not matched by ", titled(answer), ": ", listed(words), ".") : null;
   };
 
-  const leaning = (terms) => {
+  // The text with its words coloured, cut as the server does.
+  const highlight = (node, pieces, words, unknownWords) => {
+    const values = new Map(words);
+    const strange = new Set(unknownWords);
+    const most = Math.max(1e-9, ...words.filter(([word]) => !isWhole(word)).map(([, value]) => Math.abs(value)));
+    xm.replace(node, pieces.map((piece) => {
+      const word = piece.toLowerCase();
+      const value = values.get(word);
+      if (value === undefined && !strange.has(word)) return document.createTextNode(piece);
+      const mark = h(strange.has(word) ? "mark.unknown" : "mark", {title: (strange.has(word) ? "unknown word " : "") + signed(value || 0)}, piece);
+      const strength = Math.min(1, Math.abs(value || 0) / most);
+      mark.style.backgroundColor = "rgba(var(" + (value >= 0 ? "--for" : "--against") + "), " + (value ? 0.06 + 0.5 * strength : 0).toFixed(2) + ")";
+      return mark;
+    }));
+  };
+
+  const leaning = (terms, kind) => {
     const shown = terms.slice(0, 8);
     const others = terms.slice(8);
-    const rows = shown.concat(others.length ? [[others.length + " others", others.reduce((sum, [, value]) => sum + value, 0)]] : []);
+    const rows = shown.concat(others.length ? [[xm.plural(others.length, "other " + kind) + " together", others.reduce((sum, [, value]) => sum + value, 0)]] : []);
     const most = Math.max(1e-9, ...rows.map(([, value]) => Math.abs(value)));
     return h("table.terms", null, h("tbody", null, rows.map(([term, value]) => {
       const bar = h("span", {class: value >= 0 ? "plus" : "minus"});
       bar.style.width = (50 * Math.abs(value) / most).toFixed(1) + "%";
-      return h("tr", null, h("th", {scope: "row"}, term), h("td", null, h("span.lean", {"aria-hidden": "true"}, bar)), h("td", null, signed(value)));
+      return h("tr", null, h("th", {scope: "row"}, PLAIN[term] || term), h("td", null, h("span.lean", {"aria-hidden": "true"}, bar)), h("td", null, signed(value)));
     })));
   };
 

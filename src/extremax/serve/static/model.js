@@ -143,7 +143,7 @@
       row.pairs_by_chance < 1e-4 ? row.pairs_by_chance.toExponential(0) : xm.number(row.pairs_by_chance, 4),
     ]) : none());
 
-  const suspects = ({note, n, rows}) => section("Rows whose label is likely wrong", note + first(n, rows), rows.length ? some(
+  const suspects = ({note, n, rows}) => section("Rows to check", note + first(n, rows), rows.length ? some(
     ["Row", "Given label", "Probability", "Rather", "Probability"], [2, 4], rows, (row) => [
       shown(row), titled(row.label, row.label_description), xm.percent(row.probability), titled(row.predicted, row.predicted_description),
       xm.percent(row.predicted_probability),
