@@ -470,10 +470,10 @@ def test_validation_fraction_leaves_every_class_a_row_rejects(data):
 def test_eval_set_leaves_out_unknown_classes(data):
     X, y, X_test, y_test = data
     known = y < 50
+    clf = ExtremeClassifier(MinibatchSoftmax(), n_epochs=1, random_state=0)  # not calibrated
     with pytest.warns(
         UserWarning, match=r"rows of eval_set are of classes that y lacks; they are left out\."
     ):
-        clf = ExtremeClassifier(MinibatchSoftmax(), n_epochs=1, random_state=0)
         clf.fit(X[known], y[known], eval_set=(X_test, y_test))
     kept = y_test < 50
     assert clf.history_[-1]["valid_log_likelihood"] == pytest.approx(

@@ -76,6 +76,24 @@ class Analysis:
     pairs: tuple[Int64, Int64, Int64]
     n_suspects_by_chance: float
 
+    def _repr_html_(self) -> str:
+        """Return the figures, and how many rows each list has, for a notebook."""
+        records = self.tables["figures"].records()
+        heads = "".join(f"<th>{name.replace('_', ' ')}</th>" for name in records[0])
+        lines = [
+            "".join(
+                f"<td>{value if isinstance(value, str) else f'{value:.4g}'}</td>" for value in line.values()
+            )
+            for line in records
+        ]
+        rows = "".join(f"<tr>{line}</tr>" for line in lines)
+        counts = {name: self.tables[name].n_rows for name in ("confusions", "merge", "suspects")}
+        return (
+            f"<table><tr>{heads}</tr>{rows}</table><p>{self.n_samples:,} rows; {counts['confusions']:,} confused"
+            f" pairs, {counts['merge']:,} pairs of classes to merge, {counts['suspects']:,} rows to check, of which"
+            f" chance explains up to {self.n_suspects_by_chance:,.0f}</p>"
+        )
+
     def __getattr__(self, name: str) -> Any:
         if name not in MAKERS:
             raise AttributeError(f"Analysis has no attribute {name!r}; its tables are {', '.join(MAKERS)}.")
