@@ -79,19 +79,14 @@ class Analysis:
     def _repr_html_(self) -> str:
         """Return the figures, and how many rows each list has, for a notebook."""
         records = self.tables["figures"].records()
-        heads = "".join(f"<th>{name.replace('_', ' ')}</th>" for name in records[0])
-        lines = [
-            "".join(
-                f"<td>{value if isinstance(value, str) else f'{value:.4g}'}</td>" for value in line.values()
-            )
-            for line in records
-        ]
-        rows = "".join(f"<tr>{line}</tr>" for line in lines)
-        counts = {name: self.tables[name].n_rows for name in ("confusions", "merge", "suspects")}
+        cells = [list(records[0]), *(line.values() for line in records)]
+        shown = [[v.replace("_", " ") if isinstance(v, str) else f"{v:.4g}" for v in line] for line in cells]
+        rows = "".join(f"<tr><td>{'</td><td>'.join(line)}</td></tr>" for line in shown)
+        n = {name: f"{self.tables[name].n_rows:,}" for name in ("confusions", "merge", "suspects")}
         return (
-            f"<table><tr>{heads}</tr>{rows}</table><p>{self.n_samples:,} rows; {counts['confusions']:,} confused"
-            f" pairs, {counts['merge']:,} pairs of classes to merge, {counts['suspects']:,} rows to check, of which"
-            f" chance explains up to {self.n_suspects_by_chance:,.0f}</p>"
+            f"<table>{rows}</table><p>{self.n_samples:,} rows; {n['confusions']} confused pairs,"
+            f" {n['merge']} pairs of classes to merge, {n['suspects']} rows to check; chance explains up to"
+            f" {self.n_suspects_by_chance:,.0f} of these.</p>"
         )
 
     def __getattr__(self, name: str) -> Any:
