@@ -2,6 +2,7 @@
 
     python benchmarks/bench_tree_fit.py                             # 10,000, 100,000 and 1,000,000 classes
     python benchmarks/bench_tree_fit.py --classes 10000 --threads 1 2
+    python benchmarks/bench_tree_fit.py --classes 10000 100000 --features 512    # the paper's features
 
 Three fits on the same planted rows: the paper's to the letter (16 components, lambda_n = 0.1), the default
 fit with the same numbers, and what `NegativeSampling()` does: 32 components and a penalty per level, chosen

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -663,7 +664,7 @@ def test_same_model_in_another_process(data, tmp_path):
     assert done.stdout.strip() == weights(here).tobytes().hex()
 
 
-def test_progress_line_shows_in_a_terminal_only():
+def test_progress_line_is_drawn_in_a_terminal_only():
     class Terminal(io.StringIO):
         def isatty(self):
             return True
@@ -671,7 +672,7 @@ def test_progress_line_shows_in_a_terminal_only():
     terminal, pipe = Terminal(), io.StringIO()
     for stream in (terminal, pipe):
         line = ProgressLine(1, stream)
-        line.update("epoch 1", 50, 100, 0.0, "loss 0.5")
+        line.update("epoch 1", 50, 100, time.perf_counter() - 1.0, "loss 0.5")
         line.log("done")
         line.close()
     assert "epoch 1" in terminal.getvalue()

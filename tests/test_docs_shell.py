@@ -57,6 +57,11 @@ def shelf(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with (folder / "tickets.jsonl").open("w") as file:
         file.writelines(json.dumps({"subject": text, "queue": queue}) + "\n" for text, queue in ROWS)
     table("notes.csv", ("text", "label"), *ROWS)
+    excel = "".join(
+        f"{text};{queue}\r\n" for text, queue in [("text", "label"), *ROWS, ("Tür zum Büro", "access")]
+    )
+    (folder / "excel.csv").write_bytes(excel.encode("cp1252"))
+    (folder / "lines.csv").write_text("text,label\n" + "".join(f"text {i},{i % 3}\n" for i in range(1_000)))
     table(
         "codes.csv",
         ("label", "text"),

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import Any, get_type_hints
 
 import numpy as np
 import pytest
 import scipy.sparse as sp
 
 from extremax import ExtremeClassifier, TextClassifier
-from extremax.explanation import explain_class, explain_row
+from extremax.explanation import Contributions, Explanation, explain_class, explain_row
 from extremax.features.ngrams import NgramFeatures
 from extremax.model import ClassInfo, Model
 from extremax.scores.dense import DenseWeights
@@ -119,6 +119,19 @@ def test_terms_are_weights_times_features() -> None:
     assert sizes == sorted(sizes, reverse=True)
 
 
+def test_columns_without_a_weight_are_not_named() -> None:
+    """Most n-grams of a long text have no weight for the classes, and names take long to make."""
+    model, X, asked = planted_model(), some_row(), []
+
+    def names(columns: Any) -> list[str]:
+        asked.extend(f"f{c}" for c in columns)
+        return asked
+
+    found = explain_row(model, CLASSES, X, model.topk(X, 1), names)
+    assert len(asked) < X.nnz
+    assert sorted(asked) == sorted(name for name, _ in found.score.ngrams)
+
+
 def test_class_is_explained() -> None:
     model = planted_model()
     found = explain_class(model, CLASSES, 2, lambda columns: [f"f{c}" for c in columns], 4)
@@ -192,7 +205,6 @@ def test_words_add_up_to_scores_identity(fitted: TextClassifier, text: str) -> N
 def test_the_word_that_made_it_so_comes_first(fitted: TextClassifier) -> None:
     found = fitted.explain("jumped off the ladder")
     assert found.label == "ladder"
-    assert found.difference is not None
     assert found.difference.words[0][0] == "ladder"
     assert found.difference.words[0][1] > 0
     assert {"ladder", "…ladd…", "ladd…"} & {name for name, _ in found.score.terms}
@@ -203,6 +215,15 @@ def test_the_word_that_made_it_so_comes_first(fitted: TextClassifier) -> None:
     data = json.loads(json.dumps(found.to_dict()))
     assert data["labels"] == found.labels
     assert data["against"][0]["rather_than"] == found.runner_up
+
+
+def test_a_difference_needs_two_labels_rejects(fitted: TextClassifier) -> None:
+    alone = fitted.explain("fell off a ladder", k=1)
+    assert "rather than" not in str(alone)
+    with pytest.raises(ValueError, match=r"has one label; for a difference ask for two: explain\(x, k=2\)"):
+        _ = alone.difference
+    # never None: the lines of the README are right for a type checker
+    assert get_type_hints(Explanation.difference.fget)["return"] is Contributions  # type: ignore[attr-defined]
 
 
 def test_unknown_and_unmatched_words_are_told(fitted: TextClassifier) -> None:

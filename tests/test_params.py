@@ -6,7 +6,7 @@ import inspect
 import subprocess
 import sys
 from dataclasses import fields
-from typing import Any
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import pytest
 from sklearn.base import clone
@@ -53,6 +53,24 @@ def test_solver_is_that_of_the_table(cls: Any) -> None:
     }
     assert cls().get_params() == own
     assert set(cls.fixed) <= set(own)
+
+
+@pytest.mark.parametrize("cls", [NegativeSampling, MinibatchSoftmax])
+def test_choices_are_literal_types(cls: Any) -> None:
+    """An editor completes them, and a misspelt one is a type error."""
+    hints = get_type_hints(
+        cls, localns={"Noise": TreeNoise, "FitConfig": Any, "Context": Any, "Trainer": Any}
+    )
+    named = {name: PARAMETERS[name].choices for name in cls().get_params() if PARAMETERS[name].choices}
+    assert {"noise", "optimizer", "tree_regularization"} <= named.keys()
+    for name, choices in named.items():
+        kinds = [hints[name], *get_args(hints[name])]
+        literals = [choice for kind in kinds if get_origin(kind) is Literal for choice in get_args(kind)]
+        assert literals
+        # a mixture is for negatives of rows alone
+        assert set(choices) - set(literals) == (
+            {"mixture"} if (cls, name) == (MinibatchSoftmax, "noise") else set()
+        )
 
 
 @pytest.mark.parametrize("cls", [ExtremeClassifier, NegativeSampling, MinibatchSoftmax])

@@ -296,6 +296,10 @@ def predict_in_process(clf: Any, X: Any) -> Any:
     return clf.predict(X)
 
 
+def proba_in_process(clf: Any, X: Any) -> Any:
+    return clf.predict_proba(X)
+
+
 def test_loaded_model_goes_to_other_processes(tmp_path: Path) -> None:
     X, y = around_means(200, 12, 5)
     ExtremeClassifier(random_state=0).fit(X, y).save(tmp_path / "dense")
@@ -307,3 +311,15 @@ def test_loaded_model_goes_to_other_processes(tmp_path: Path) -> None:
             assert np.array_equal(found, clf.predict(rows))
         scores = cross_val_score(FrozenEstimator(clf), rows, labels, cv=2, n_jobs=2)
         assert scores.mean() == pytest.approx(clf.score(rows, labels))
+        load_model(tmp_path / name).save(tmp_path / name)  # the files that were opened are gone
+        (found,) = Parallel(n_jobs=2, max_nbytes=100)([delayed(predict_in_process)(clf, rows)])
+        assert np.array_equal(found, clf.predict(rows))
+
+
+def test_changed_weights_of_a_loaded_model_go_to_other_processes(tmp_path: Path) -> None:
+    X, y = around_means(200, 12, 5)
+    ExtremeClassifier.with_solver("minibatch_softmax", random_state=0).fit(X, y).save(tmp_path / "m")
+    clf: Any = load_model(tmp_path / "m")
+    clf.partial_fit(X, np.roll(y, 1))  # in the arrays of the file, in memory alone
+    (found,) = Parallel(n_jobs=2, max_nbytes=100)([delayed(proba_in_process)(clf, X)])
+    assert np.array_equal(found, clf.predict_proba(X))

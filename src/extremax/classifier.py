@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -179,7 +179,7 @@ class Classifier(ClassifierMixin, BaseEstimator):
         classes: ArrayLike | None = None,
         sample_weight: ArrayLike | None = None,
         *,
-        new_classes: str = "error",
+        new_classes: Literal["error", "add"] = "error",
     ) -> Self:
         """Train one more epoch, on these rows.
 
@@ -675,7 +675,7 @@ class ExtremeClassifier(Classifier):
         solver: str | Solver = "auto",
         *,
         n_epochs: int | None = None,
-        class_weight: dict[Any, float] | str | None = None,
+        class_weight: dict[Any, float] | Literal["balanced"] | None = None,
         validation_fraction: float = 0.0,
         patience: int | None = None,
         memory_limit: int | None = None,

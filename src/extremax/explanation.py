@@ -122,9 +122,11 @@ class Explanation:
         return self.labels[1] if len(self.labels) > 1 else None
 
     @property
-    def difference(self) -> Contributions | None:
+    def difference(self) -> Contributions:
         """Difference between the scores of the first and the second label."""
-        return self.against[0] if self.against else None
+        if not self.against:
+            raise ValueError("this explanation has one label; for a difference ask for two: explain(x, k=2).")
+        return self.against[0]
 
     def __str__(self) -> str:
         if not self.is_known:
@@ -133,7 +135,7 @@ class Explanation:
             )
             return f"no known word was found; these are the class frequencies: {frequent}"
         lines = [f"{self.label}  {self.probability:.1%}", str(self.score)]
-        if self.difference is not None:
+        if self.against:
             lines += ["", f"{self.label} rather than {self.runner_up}  {self.probabilities[1]:.1%}"]
             lines.append(str(self.difference))
         return "\n".join(lines)
@@ -237,7 +239,14 @@ def explain_row(
     """
     ids = best[0][0]
     columns, pieces, rest = _class_contributions(model, X, ids)
+    has_weight = pieces.any(axis=1)
+    columns, pieces = columns[has_weight], pieces[has_weight]
     named = list(names(columns))
+    is_dense = np.array([name == EMBEDDING for name in named], np.bool_)
+    if is_dense.any():
+        rest = [*rest, (EMBEDDING, pieces[is_dense].sum(axis=0))]
+        columns, pieces = columns[~is_dense], pieces[~is_dense]
+        named = [name for name in named if name != EMBEDDING]
     cuts: list[tuple[int, int]] = []
     spelled, shares = [], np.zeros((0, len(columns)))
     if occurrences is not None:
@@ -248,30 +257,27 @@ def explain_row(
     scores = model.debiased_scores(X)[0, ids].astype(np.float64)
     if model.noise_term is not None:
         rest = [*rest, ("(log p of the noise)", scores - pieces.sum(axis=0) - sum(part for _, part in rest))]
+    others = [name for name, _ in rest]
+    whole = np.array([part for _, part in rest]).reshape(-1, len(ids))
 
     def of(weights: Float64, rather_than: int | None) -> Contributions:
-        terms = list(zip(named, (pieces @ weights).tolist(), strict=True))
-        whole = [(name, float(part @ weights)) for name, part in rest]
-        inside = sum(value for name, value in terms if name == EMBEDDING)
-        terms = [term for term in terms if term[0] != EMBEDDING]
-        whole += [(EMBEDDING, inside)] if inside else []
-        words = list(zip(spelled, (shares @ (pieces @ weights)).tolist(), strict=True))
+        by_column, by_other = pieces @ weights, whole @ weights
+        by_word = shares @ by_column
         return Contributions(
             label=_item(classes[ids[0]]),
             rather_than=None if rather_than is None else _item(classes[ids[rather_than]]),
             total=float(scores @ weights),
-            terms=_sorted([*terms, *whole]),
-            words=_sorted([*words, *whole]) if words else [],
+            terms=_sorted([*named, *others], np.append(by_column, by_other)),
+            words=_sorted([*spelled, *others], np.append(by_word, by_other)) if spelled else [],
         )
 
     first = np.zeros(len(ids))
     first[0] = 1.0
-    others = [first - np.eye(len(ids))[i] for i in range(1, len(ids))]
     return Explanation(
         labels=[_item(label) for label in classes[ids]],
         probabilities=np.exp(best[1][0].astype(np.float64)).tolist(),
         score=of(first, None),
-        against=[of(weights, i) for i, weights in enumerate(others, start=1)],
+        against=[of(first - np.eye(len(ids))[i], i) for i in range(1, len(ids))],
         **(_matches(model, ids, occurrences, cuts) if occurrences is not None and counts_words else {}),
         pieces=[] if occurrences is None else _pieces(occurrences.text, cuts),
     )
@@ -439,8 +445,10 @@ def _words(
     return words, matrix.tocsr()
 
 
-def _sorted(terms: Terms) -> Terms:
-    return sorted((term for term in terms if term[1] != 0.0), key=lambda term: -abs(term[1]))
+def _sorted(names: list[str], values: Float64) -> Terms:
+    """Return the terms that are not zero, those that matter most first."""
+    order = np.argsort(-np.abs(values), kind="stable")[: np.count_nonzero(values)]
+    return list(zip([names[i] for i in order.tolist()], values[order].tolist(), strict=True))
 
 
 def _lines(terms: Terms, total: float, name: str) -> list[str]:

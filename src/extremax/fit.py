@@ -276,8 +276,7 @@ def finish_model(
     started = time.perf_counter()
     held_out = split.held_out
     try:
-        if not fitted.interrupted:
-            trainer.finish(fitted.state, split)
+        _finish_training(trainer, fitted, split, context)
         _take_weights(trainer, fitted)
         if held_out is not None:
             rows = held_out
@@ -298,6 +297,18 @@ def finish_model(
         publish(fitted)
         raise
     fitted.history[-1]["seconds"] += time.perf_counter() - started
+
+
+def _finish_training(trainer: Trainer, fitted: Fitted, split: Split, context: Context) -> None:
+    """Let the trainer finish; after Ctrl-C with what there is."""
+    if not fitted.interrupted:
+        try:
+            trainer.finish(fitted.state, split)
+            return
+        except KeyboardInterrupt:
+            fitted.interrupted = True
+    context.progress.log("interrupted; what was trained so far is made into a model")
+    trainer.finish(fitted.state, split, interrupted=True)
 
 
 def _take_weights(trainer: Trainer, fitted: Fitted) -> None:
@@ -467,7 +478,8 @@ def require_memory(
         need["validation rows"] = size // X.shape[0] * len(np.unique(validation.rows))
     context.progress.log(f"fit needs {describe_memory(need)}")
     limit = context.memory_limit
-    available = available_memory() + sum(request.held.values()) if limit is None else limit
+    free = available_memory(context.n_threads) + sum(request.held.values())
+    available = free if limit is None else limit
     largest = max(need.keys() & _REMEDIES.keys(), key=lambda part: need[part], default="")
     hints = [trainer.remedy, _REMEDIES.get(largest, "fewer features or fewer classes")]
     check_memory(need, available=available, hints=hints)

@@ -140,7 +140,8 @@ PARAMETERS: dict[str, Parameter] = _table(
     ),
     Parameter(
         "verbose", 0, (Interval(int, 0), BOOLEAN), "int",
-        "1 shows memory needs, choices, a progress bar in a terminal, and a line per epoch.",
+        "1 shows memory needs, choices, a line per epoch, and progress: a bar in a terminal, elsewhere a line"
+        " for each phase that takes long.",
     ),
     # -- of solvers --
     Parameter(

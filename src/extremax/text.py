@@ -286,15 +286,20 @@ class TextClassifier(Classifier):
                 " needs features=NgramFeatures()."
             )
         found = self.features_.occurrences(text)
-        _, first = np.unique(found.columns, return_index=True)
-        once = found._replace(**{name: getattr(found, name)[first] for name in found._fields[1:5]})
-        spelled = dict(zip(once.columns.tolist(), once.names, strict=True))
+        known, first = np.unique(found.columns, return_index=True)
+
+        def names(columns: NDArray[Any]) -> list[str]:
+            some = first[np.isin(known, columns)]
+            once = found._replace(**{name: getattr(found, name)[some] for name in found._fields[1:5]})
+            spelled = dict(zip(once.columns.tolist(), once.names, strict=True))
+            return [spelled.get(column, EMBEDDING) for column in columns.tolist()]
+
         explanation = explain_row(
             self.model_,
             self.classes_,
             rows,
             best,
-            lambda columns: [spelled.get(column, EMBEDDING) for column in columns.tolist()],
+            names,
             found,
             counts_words=self.features_.options.word_ngrams > 0,
         )

@@ -173,7 +173,7 @@ class SparseConfig:
     max_work: float = 1.5e9  # ... nor than this over the entries of X that linear weights read ...
     max_listed: float = 4e7  # ... nor than this over the rows
     max_entries: int = 15_000_000  # of X, above which linear weights read no parts of words ...
-    many_words: float = 8.0  # ... if texts have so many words and runs of words
+    many_words: float = 8.0  # ... if texts have so many words and runs of words; names have fewer
     prune: float = 0.03  # mean contribution below which a weight is left out of the search for them
     row_work: int = 40_000  # multiply-adds of that search for a mean row
 
@@ -183,12 +183,16 @@ class SparseConfig:
     # adds the classes that the first takes rows for
     n_epochs_more: int = 2
     regularization: float = 0.1
-    regularization_margin: float = 1.0  # of the squared hinge, where rows have several labels
+    regularization_margin: float = (
+        1.0  # of the squared hinge, for several labels, and for texts of many words ...
+    )
+    margin_pairs: int = 1000  # ... and so many pairs, at least: held-out rows then choose its scale
     margin_scale: float = 6.0  # nats for a margin of one
     regularization_more: float = 1.0  # ... where new rows correct a model
     max_bias: float = 9.0  # the bias is the log-odds of the class, less one: at most so far below zero
     bias_feature: float = 1.0  # constant feature of classes that are compared with all rows
     passes: int = 12
+    passes_more: int = 4  # from the dual variables of an earlier fit
     tolerance: float = 0.05  # change of a dual variable
     prune_linear: float = 0.004  # mean contribution below which a weight is dropped
 
@@ -272,6 +276,7 @@ class TreeFitConfig:
     max_drift: float = 1.0  # mean change of the logits from which a Hessian is computed anew
     power_steps: int = 30  # iterations for the first direction
     power_tolerance: float = 1e-6  # squared change of the direction at which they end
+    fit_pairs: bool = True  # whether nodes of two classes get parameters; a mere structure needs none
     subtree_points: int = 4096  # points; smaller nodes are fitted as whole subtrees (no result depends on it)
 
 
@@ -281,13 +286,13 @@ class TreeTuningConfig:
 
     grid: tuple[float, ...] = (0.01, 0.1, 1.0, 10.0, 100.0, 1e4)  # the largest leaves the class frequencies
     held_out: float = 0.1  # fraction of the rows that choose
-    sample_rows: int = 30_000  # rows; enough to rank penalties, more only cost time
+    sample_rows: int = 10_000  # rows that rank the penalties of the top levels
+    sample_share: float = 1 / 8  # of the rows, in whole subtrees, that rank those below, at least
     structure_regularization: float = 0.3  # while the structure is fitted
     bias_regularization: float = 1.0  # of all fits: biases are class frequencies, which need little shrinkage
     top_levels: int = 6  # levels decided by a sample of rows; deeper ones by a sample of subtrees
     rough_starts: int = 1  # `n_starts` of a rough structure, for trees that only propose classes
     rough_points: int = 20_000  # `max_points` of a rough structure: a third of the time
-    rough_rows: int = 30_000  # `sample_rows` of a rough choice
 
 
 @dataclass(frozen=True)

@@ -19,8 +19,13 @@ import pytest
 from typer.testing import CliRunner
 
 from extremax import ExtremeClassifier, TextClassifier, load_model
+from extremax.cli import batches as batches_module
 from extremax.cli.app import app
+from extremax.cli.options import in_options
+from extremax.cli.train import cross_validate
+from extremax.data import planted_hierarchy
 from extremax.params import PARAMETERS
+from extremax.storage.folder import folder_checksum
 from planted import label_lists
 
 RUN = [sys.executable, "-m", "extremax"]
@@ -325,10 +330,21 @@ def test_interrupt_saves_what_there_is(
 
     monkeypatch.setattr(TextClassifier, "fit", interrupted)
     command = ["train", folder / "data.csv", "--out", tmp_path / "model", "--n-epochs", 100_000_000]
-    assert "training was interrupted" in cli(*command, code=130).stderr
+    said = cli(*command, code=130).stderr
+    assert f"saved in {tmp_path / 'model'}; training was interrupted" in said
+    assert "cross-validated" not in said
     clf = load_model(tmp_path / "model")
     assert 0 < clf.history_[-1]["epoch"] < 100_000_000
     assert len(clf.predict(["fell off a ladder"])) == 1
+    # one that is there already is left alone
+    saved = folder_checksum(tmp_path / "model")
+    done = cli(*command, "--seed", 1, "--json", code=130)
+    assert json.loads(done.stdout)["model"] == str(tmp_path / "model-interrupted")
+    assert not json.loads(done.stdout)["replaced"]
+    assert f"saved in {tmp_path / 'model-interrupted'}; training was interrupted" in done.stderr
+    assert folder_checksum(tmp_path / "model") == saved
+    cli(*command, "--seed", 1, "--overwrite", code=130)
+    assert folder_checksum(tmp_path / "model") != saved
 
 
 def test_evaluation_counts_unknown_labels(folder: Path, tmp_path: Path) -> None:
@@ -501,11 +517,195 @@ def test_several_labels_are_reduced_or_kept(tmp_path: Path) -> None:
     assert (figures["n_samples"], figures["n_pairs"]) == (24, 40)
 
 
-def test_training_is_quiet_in_a_pipe(folder: Path, tmp_path: Path) -> None:
+def test_training_says_what_it_does_in_a_pipe(folder: Path, tmp_path: Path) -> None:
     done = cli("train", folder / "data.csv", "--out", tmp_path / "m", "--n-epochs", 1)
     assert done.stdout == ""
-    assert len(done.stderr.splitlines()) == 4
+    phases = [
+        "48 rows of texts",
+        "48 texts are read: ",
+        "start: leave-one-out",
+        "epoch 1 ",
+        "kept ",
+        "saved in ",
+    ]
+    said = done.stderr.splitlines()
+    assert [phase for line in said for phase in phases if phase in line] == phases
     assert "\r" not in done.stderr
+    assert cli("train", folder / "data.csv", "--out", tmp_path / "m", "-q").stderr == ""
+
+
+def test_help_of_train_begins_with_what_most_people_need() -> None:
+    panels = cli("train", "--help").stdout.split("\n\n")
+    names = [
+        re.findall(r"^ +(?:-\w, )?(--[\w-]+)", panel, flags=re.MULTILINE)
+        for panel in panels
+        if re.match(r"[A-Z][\w ]+:\n", panel)
+    ]
+    assert [panel.split(":")[0] for panel in panels[-6:]] == [
+        "Options", "Reading the file", "Texts", "Training", "Options of a solver", "More options",
+    ]  # fmt: skip
+    first = [
+        "--out",
+        "--text-column",
+        "--label-column",
+        "--label-separator",
+        "--encoding",
+        "--valid",
+        "--fast",
+    ]
+    assert names[1] == [*first, "--overwrite", "--seed", "--quiet", "--help"]
+
+
+def test_first_look_keeps_the_start(folder: Path, tmp_path: Path) -> None:
+    command = ["train", folder / "data.csv", "--out", tmp_path / "m", "--fast"]
+    assert "no epochs" in cli(*command).stderr
+    texts, labels = [text for text, _ in ROWS], [label for _, label in ROWS]
+    clf = TextClassifier(ExtremeClassifier(random_state=0, n_epochs=0)).fit(texts, labels)
+    found = load_model(tmp_path / "m").predict_log_proba(texts)
+    np.testing.assert_array_equal(found, clf.predict_log_proba(texts))
+    assert "leave out --n-epochs" in plain(cli(*command, "--n-epochs", 2, code=2).stderr)
+
+
+def test_options_reach_the_features_of_texts(folder: Path, features: Path, tmp_path: Path) -> None:
+    options = ["--char-ngrams", 3, 4, "--word-ngrams", 1, "--hash-bits", 10]
+    cli("train", folder / "data.csv", "--out", tmp_path / "m", "--n-epochs", 1, *options, "-q")
+    clf = load_model(tmp_path / "m")
+    assert isinstance(clf, TextClassifier)
+    assert clf.features is not None
+    found = clf.features.get_params()
+    assert (found["char_ngrams"], found["word_ngrams"], found["hash_bits"]) == ((3, 4), 1, 10)
+    done = cli("train", features / "X.npy", "--out", tmp_path / "m", "--hash-bits", 10, code=2)
+    assert "holds features, not texts: --hash-bits does not apply" in plain(done.stderr)
+    done = cli("train", "absent.csv", "--out", tmp_path / "m", "--char-ngrams", 3, 2, code=2)
+    assert "--char-ngrams is (3, 2)" in plain(done.stderr)
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_texts_larger_than_memory_are_trained_on_in_batches(tmp_path: Path, several: bool) -> None:
+    data = write_tickets(tmp_path / "tickets.csv", 1500)
+    if several:
+        data.write_text(
+            re.sub(r",(c\d)\n", r",\1;all\n", data.read_text())
+        )  # c10 and c11 have no other label
+    rows = list(csv.DictReader(io.StringIO(data.read_text())))
+    texts, labels = [row["text"] for row in rows], [row["label"].split(";") for row in rows]
+    options = ["--label-separator", ";"] if several else []
+    command = ["train", data, "--out", tmp_path / "m", "--batch-rows", 500, *options]
+    done = cli(*command, "--json")
+    record = json.loads(done.stdout)
+    assert (record["n_samples"], record["n_classes"], record["held_out_rows"]) == (1500, 12 + several, 30)
+    assert record["epoch"] > 2  # parts
+    assert "held out: accuracy " in done.stderr
+    clf = load_model(tmp_path / "m")
+    assert clf.score(texts, labels) > 0.8
+    assert clf.model_.calibration.temperature != 1.0
+    again = cli("train", data, "--out", tmp_path / "n", "--batch-rows", 500, *options, "--json", "-q")
+    assert json.loads(again.stdout)["held_out_log_likelihood"] == record["held_out_log_likelihood"]
+    assert "does not go with --fast" in plain(cli(*command, "--fast", code=2).stderr)
+
+
+@pytest.mark.error
+def test_batches_are_for_files_of_texts_rejects(folder: Path, features: Path, tmp_path: Path) -> None:
+    for source, sentence in (
+        ("-", "give a file, not a pipe"),
+        (features / "X.npy", "--batch-rows is for texts"),
+    ):
+        done = cli("train", source, "--out", tmp_path / "m", "--batch-rows", 10, code=2)
+        assert sentence in plain(done.stderr)
+    for content, sentence in (
+        ("text\na b\nc d\n", "has 2 rows, but no labels"),
+        ("text,label\n", "has no rows"),
+    ):
+        (tmp_path / "texts.csv").write_text(content)
+        done = cli("train", tmp_path / "texts.csv", "--out", tmp_path / "m", "--batch-rows", 10, code=1)
+        assert sentence in done.stderr
+
+
+def test_batches_that_are_interrupted_leave_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data, read = write_tickets(tmp_path / "tickets.csv", 1500), batches_module._File._parts
+
+    def interrupted(*arguments: Any) -> Any:
+        """Read the file for its labels and the sample, and press Ctrl-C in the third reading."""
+        readings.append(arguments)
+        for i, part in enumerate(read(*arguments)):
+            if (len(readings), i) == (3, 2):
+                signal.raise_signal(signal.SIGINT)
+            yield part
+
+    readings: list[Any] = []
+    monkeypatch.setattr(batches_module._File, "_parts", interrupted)
+    command = ["train", data, "--out", tmp_path / "m", "--batch-rows", 300]
+    assert "saved in" in cli(*command, code=130).stderr
+    assert load_model(tmp_path / "m").history_[-1]["epoch"] == 3  # the sample and two parts
+
+
+@pytest.mark.error
+def test_advice_names_options(folder: Path, tmp_path: Path) -> None:
+    command = ["train", folder / "data.csv", "--out", tmp_path / "m"]
+    said = cli(*command, "--memory-limit", 1000, code=1).stderr
+    assert (
+        "Ways out: smaller --char-ngrams, --word-ngrams or --hash-bits; fewer texts at a time (--batch-rows)."
+        in said
+    )
+    said = cli(*command, "--patience", 2, code=1).stderr
+    assert "give --valid FILE, or set --validation-fraction." in said
+
+
+@pytest.mark.parametrize(
+    ("message", "expected"),
+    [
+        ("smaller learning_rate (it is 3), optimizer='sgd'.", "--learning-rate (it is 3), --optimizer sgd."),
+        ("fewer tree_components or fewer n_negatives.", "fewer --tree-components or fewer --n-negatives."),
+        ("there is no column 'class_weight'; columns", "there is no column 'class_weight'; columns"),
+        ("data/n_epochs/batch_size.csv: there is none.", "data/n_epochs/batch_size.csv: there is none."),
+    ],
+)  # fmt: skip
+def test_names_of_parameters_become_options(message: str, expected: str) -> None:
+    assert in_options(message).endswith(expected)
+
+
+@pytest.fixture
+def few_rows(tmp_path: Path) -> Path:
+    rows = [(text, label) for text, label in ROWS if label in ("ladder", "roof")]
+    with (tmp_path / "few.csv").open("w", newline="") as file:
+        csv.writer(file).writerows([("text", "label"), *rows[:9], (" ", "roof")])
+    return tmp_path / "few.csv"
+
+
+def test_few_rows_are_cross_validated(few_rows: Path, tmp_path: Path) -> None:
+    done = cli("train", few_rows, "--out", tmp_path / "m", "--json")
+    record = json.loads(done.stdout)
+    shown = re.search(
+        r"^cross-validated: accuracy (\d\.\d{3}) ± (\d\.\d{3}), by 5", done.stderr, re.MULTILINE
+    )
+    assert shown is not None
+    assert float(shown[1]) == pytest.approx(record["cross_validated_accuracy"], abs=1e-3)
+    assert float(shown[2]) == pytest.approx(record["cross_validated_error"], abs=1e-3)
+    assert 0.05 < record["cross_validated_error"] < 0.2
+    assert "nan" not in done.stderr
+    assert "warning: 1 of 10 texts" in done.stderr
+    assert json.loads(cli("train", few_rows, "--out", tmp_path / "m", "--json", "-q").stdout) | {
+        "replaced": False, "seconds": 0,
+    } == record | {"seconds": 0}  # fmt: skip
+    assert (
+        "cross-validated" not in cli("train", few_rows, "--out", tmp_path / "m", "--valid", few_rows).stderr
+    )
+
+
+def test_cross_validation_matches_reference() -> None:
+    texts, labels = [text for text, _ in ROWS], np.array([label for _, label in ROWS])
+    accuracy, error = cross_validate(TextClassifier(), texts, labels, 0)
+    assert accuracy == 1.0  # each text has the name of its class
+    assert error == pytest.approx(np.sqrt(50 / 52 * 2 / 52 / 52))
+    shuffled = np.random.default_rng(0).permutation(labels)
+    assert (
+        cross_validate(TextClassifier(), texts, shuffled, 0)[0] < 0.4
+    )  # measured on rows of the training, 1
+    alone = np.array(["a"] * 9 + ["b"])  # its row leaves one class to train on
+    assert cross_validate(TextClassifier(), texts[:10], alone, 0)[0] == 0.9
+    assert cross_validate(TextClassifier(), texts[:4], labels[[0, 6, 12, 18]], 0)[0] == 0.0
+    lists = [[label, "all"] for label in labels]
+    assert cross_validate(TextClassifier(), texts, lists, 0)[0] == 1.0
 
 
 def test_descriptions_are_saved_and_shown(folder: Path, tmp_path: Path) -> None:
@@ -561,6 +761,22 @@ def test_question_is_answered_with_reasons(word_model: Path) -> None:
     found = json.loads(cli("ask", word_model, "--why", "--json", "the ladder broke").stdout)
     assert found["why"]["labels"][0] == "ladder"
     assert found["why"]["score"]["words"]
+
+
+def test_each_of_several_labels_has_its_own_probability(tmp_path: Path) -> None:
+    rows = [(text, f"{thing};{text.split()[0]}") for text, thing in ROWS]
+    with (tmp_path / "data.csv").open("w", newline="") as file:
+        csv.writer(file).writerows([("text", "label"), *rows])
+    cli("train", tmp_path / "data.csv", "--out", tmp_path / "m", "--label-separator", ";", "-q")
+    found = json.loads(cli("ask", tmp_path / "m", "fell off a horse", "-k", 3, "--json").stdout)["answers"]
+    (tmp_path / "new.txt").write_text("fell off a horse\n")
+    command = ["predict", tmp_path / "m", tmp_path / "new.txt", "--format", "lines", "--to", "jsonl"]
+    predicted = json.loads(cli(*command, "--threshold", "auto").stdout)
+    asked = {answer["label"]: answer["probability"] for answer in found}
+    assert set(predicted["labels"]) == {"horse", "fell"}
+    for label, probability in zip(predicted["labels"], predicted["probabilities"], strict=True):
+        assert asked[label] == pytest.approx(probability, rel=1e-5)
+    assert asked["horse"] + asked["fell"] > 1.5  # not shares of one
 
 
 @pytest.mark.parametrize("text", ["", "zzzzqqq"])
@@ -625,7 +841,7 @@ def test_training_ends_with_held_out_figures_and_says_what_it_replaces(tmp_path:
     figures = re.fullmatch(
         r"held out: accuracy (0\.\d{4}), top-5 accuracy (0\.\d{4}|1\.0000), log-likelihood (-\d\.\d{4}),"
         r" on (\d+) rows that were not trained on",
-        said[-2],
+        said[-1],
     )
     assert figures is not None, said
     record = json.loads(done.stdout)
@@ -635,18 +851,21 @@ def test_training_ends_with_held_out_figures_and_says_what_it_replaces(tmp_path:
     assert 0.5 < record["held_out_accuracy"] <= record["held_out_top_k_accuracy"]
     assert load_model(tmp_path / "m").history_[-1]["held_out_rows"] == record["held_out_rows"]
     assert not record["replaced"]
-    assert said[-1] == f"saved in {tmp_path / 'm'}"
+    assert said[-2] == f"saved in {tmp_path / 'm'}"
     again = cli(*command, "--valid", data)
     assert json.loads(again.stdout)["replaced"]
     said = again.stderr.splitlines()
     assert said[0] == f"{tmp_path / 'm'} holds a model, which this one will replace"
-    assert said[-2].startswith("validation: accuracy 0.")
-    assert said[-1].endswith(", in place of the model that was there")
+    assert said[-1].startswith("validation: accuracy 0.")
+    assert said[-2].endswith(", in place of the model that was there")
 
 
-def test_figures_without_rows_to_hold_out(folder: Path, tmp_path: Path) -> None:
-    said = cli("train", folder / "data.csv", "--out", tmp_path / "m", "--n-epochs", 1).stderr
-    assert "held out: none, as rows are few; give --valid FILE to measure the model" in said
+def test_figures_without_rows_to_hold_out(tmp_path: Path) -> None:
+    made = planted_hierarchy(1000, 10, 4, seed=0)
+    np.save(tmp_path / "X.npy", made.X)
+    np.save(tmp_path / "y.npy", made.y)
+    said = cli("train", tmp_path / "X.npy", "--out", tmp_path / "m", "--fast").stderr
+    assert "held out: none, as rows are few; give --valid FILE, or --validation-fraction 0.1" in said
 
 
 @pytest.mark.parametrize("to", ["csv", "jsonl"])
@@ -751,3 +970,6 @@ def test_formulas_are_guarded_in_csv(folder: Path) -> None:
         assert found == [mark + text for mark, text in zip(marks, texts, strict=True)]
     done = cli("predict", folder / "model", "-", "--format", "csv", "--to", "jsonl", text=rows)
     assert [json.loads(line)["text"] for line in done.stdout.splitlines()] == texts
+    rows = 'text,"=now()"\nfell off,1\n'
+    done = cli("predict", folder / "model", "-", "--format", "csv", "--keep", "all", text=rows)
+    assert done.stdout.startswith("id,text,'=now(),label,")

@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 from extremax import TextClassifier, analyse, load_model
 from extremax.cli.app import app
 from extremax.report import ModelPage, load_analysis
+from extremax.runtime import atomic_files
 
 THINGS = ["ladder", "roof", "bicycle", "horse", "stairs", "boat"]
 ROWS = [
@@ -86,6 +87,13 @@ def test_merged_and_grown_models_have_a_report(folder, tmp_path):
     assert page.overview()["held_out"]["n_rows"] == 13
 
 
-def test_a_report_that_fails_leaves_no_folder(folder, tmp_path):
-    cli("report", folder / "model", tmp_path / "missing.csv", "--out", tmp_path / "out", code=1)
+def test_a_report_that_fails_leaves_no_folder(folder, tmp_path, monkeypatch):
+    def fail(descriptor):
+        raise OSError(28, "No space left on device")
+
+    out = ("--out", tmp_path / "out")
+    cli("report", folder / "things", tmp_path / "missing.csv", *out, code=1)
+    monkeypatch.setattr(atomic_files, "flush", fail)
+    done = cli("report", folder / "things", folder / "data.csv", *out, code=1)
+    assert done.stderr.endswith("analysis.json: No space left on device.\n")
     assert not (tmp_path / "out").exists()

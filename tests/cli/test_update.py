@@ -95,6 +95,10 @@ def test_second_update_at_once_is_told(model):
         done = cli("update", model, "--remove", "roof", code=1)
         assert "is in use by another process. Wait until it ends" in done.stderr
         assert content(model) == before
+        same = model.parent / "none" / ".." / model.name
+        model.with_name("none").mkdir()
+        cli("update", model, "--remove", "roof", "--out", same, code=1)
+        assert content(model) == before
         cli("update", model, "--remove", "roof", "--out", model.with_name("other"))
     cli("update", model, "--remove", "roof")
     assert "roof" not in load_model(model).classes_

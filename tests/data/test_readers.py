@@ -7,6 +7,7 @@ import gzip
 import io
 import lzma
 import os
+import re
 import threading
 
 import numpy as np
@@ -218,11 +219,35 @@ def test_bad_sparse_line_rejects(line, column, expected, tmp_path):
 
 
 def test_many_bad_lines_are_counted():
-    text = b"".join(b"1 1:1\nbad\n" for _ in range(100))
+    text = b"".join(b"1 1:1\n" * 10 + b"bad\n" for _ in range(100))
     data = load_dataset(io.BytesIO(text), format="libsvm", skip_bad_lines=True)
     assert data.n_skipped == 100
-    assert data.n_samples == 100
+    assert data.n_samples == 1000
     assert len(data.skipped) == 20
+
+
+@pytest.mark.error
+@pytest.mark.parametrize("batch_rows", [None, 10])
+def test_more_than_a_tenth_of_bad_lines_rejects(batch_rows):
+    text = b"text,label\n" + b"a,1\n" * 40 + "Tür,2\n".encode("cp1252") * 5
+    stream = io.BytesIO(text + b"a,1\n" * 5)
+    if batch_rows is None:
+        assert load_dataset(stream, skip_bad_lines=True).n_skipped == 5  # a tenth of 50
+        with pytest.raises(ValueError, match="5 of 49 rows are malformed") as error:
+            load_dataset(io.BytesIO(text + b"a,1\n" * 4), skip_bad_lines=True)
+        assert "line 42, column 1: expected UTF-8 text; this looks like cp1252 ('Tür')" in str(error.value)
+        return
+    assert sum(batch.n_samples for batch in iter_dataset(stream, batch_rows=10, skip_bad_lines=True)) == 45
+    early = io.BytesIO(
+        b"text,label\n" + b"x\n" * 5 + b"a,1\n" * 95
+    )  # of 10 rows half are bad, of all a twentieth
+    assert sum(batch.n_skipped for batch in iter_dataset(early, batch_rows=10, skip_bad_lines=True)) == 5
+    batches = iter_dataset(io.BytesIO(text[: len(text) - 5 * 6] + b"x\n" * 6), skip_bad_lines=True)
+    with pytest.raises(ValueError, match="6 of 46 rows are malformed"):
+        list(batches)
+    bad = io.BytesIO(b"text,label\n" + b"a,1\nx\n" * 100_000)
+    with pytest.raises(ValueError, match="59 of 119 rows are malformed"):  # long before the end
+        list(iter_dataset(bad, batch_rows=10, skip_bad_lines=True))
 
 
 def test_header_problems_rejects():
@@ -288,6 +313,11 @@ def test_csv_quotes_and_guessing():
     [
         ("text;label\na; b, c;1\nd;2\n", None, None),  # a row of three fields is for the reader to report
         ('Label;Text\n1;"a; b, c"\n2;d\n', ["a; b, c", "d"], ["1", "2"]),
+        ('"a; b, one";"x, y"\n"c; d, two";"z, y"\n', ["a; b, one", "c; d, two"], ["x, y", "z, y"]),
+        ('"Ticket, short";Label\n"a, b";1\nc;2\n', ["a, b", "c"], ["1", "2"]),
+        ("Ticket, short;Label\na, b, c;1\nd;2\n", ["a, b, c", "d"], ["1", "2"]),
+        ('"text, in full";label\n"a;\n b, c";1\nd;2\n', ["a;\n b, c", "d"], ["1", "2"]),
+        ("some words;1\nmore;2", ["some words", "more"], ["1", "2"]),  # and no newline at the end
         ("some words|1\nmore|2\n", ["some words", "more"], ["1", "2"]),
         ("text\na; b\nc; d\n", ["a; b", "c; d"], None),
         ("a; b\nc\n", ["a; b", "c"], None),
@@ -303,6 +333,59 @@ def test_delimiter_is_seen(text, texts, labels, tmp_path):
     data = load_dataset(path)
     assert data.texts == texts
     assert (None if data.y is None else data.y.tolist()) == labels
+
+
+EXCEL = 'Nr;Text;Queue\r\n1;"Für die Tür: Schlüssel, 3 €";Büro\r\n2;kein Netz;IT\r\n;;\r\n'
+
+
+@pytest.mark.parametrize(
+    ("content", "options"),
+    [
+        (EXCEL.encode("utf-8-sig"), {}),
+        (EXCEL.encode("utf-16"), {}),
+        (b"\xfe\xff" + EXCEL.encode("utf-16-be"), {}),
+        (gzip.compress(EXCEL.encode("utf-16")), {}),
+        (EXCEL.encode("utf-16-le"), {"encoding": "utf-16-le"}),
+        (EXCEL.encode("cp1252"), {"encoding": "cp1252"}),
+        (EXCEL.replace(";", "\t").encode("utf-16"), {"format": "tsv"}),
+    ],
+)
+def test_encodings_of_a_spreadsheet(content, options, tmp_path):
+    (tmp_path / "t.csv").write_bytes(content)
+    for source in (tmp_path / "t.csv", io.BytesIO(content)):
+        data = load_dataset(source, label_column="queue", **options)
+        assert data.texts == ["Für die Tür: Schlüssel, 3 €", "kein Netz"]
+        assert data.y.tolist() == ["Büro", "IT"]
+
+
+def test_arrays_have_no_encoding(tmp_path):
+    np.save(tmp_path / "X.npy", np.eye(3, dtype=np.float32))
+    assert load_dataset(tmp_path / "X.npy", encoding="cp1252").X.shape == (3, 3)
+
+
+@pytest.mark.error
+@pytest.mark.parametrize(
+    ("content", "options", "sentence"),
+    [
+        (EXCEL.encode("cp1252"), {}, "line 2, column 2: expected UTF-8 text; this looks like cp1252 ('Für')"),
+        ("text;Tür\na;1\n".encode("cp1252"), {}, "line 1, column 2: expected UTF-8 text; this looks like"),
+        (b"text;label\n\x80\xc3\xa4;1\n", {}, "column 1: expected UTF-8 text; name the encoding of the file"),
+        (b"text;label\na;1\nT\x81r;1\n", {"encoding": "cp1252"}, "line 3: the byte 0x81 has no meaning in"),
+        (b"text;label\na;1\n", {"encoding": "cp152"}, "encoding is 'cp152', which Python does not know"),
+        (b"text;label\na;1\n", {"encoding": "base64"}, "encoding is 'base64', which Python does not know"),
+        (b"Nr;Topic;Queue\n1;a b;x\n2;c d;y\n", {}, "label_column. Columns are 'Nr', 'Topic', 'Queue'."),
+        (b"1;a b;x\n2;c d;y\n", {}, "label_column. Columns are 0 ('1'), 1 ('a b'), 2 ('x')."),
+    ],
+)  # fmt: skip
+def test_encoding_and_columns_are_named_rejects(content, options, sentence, tmp_path):
+    (tmp_path / "t.csv").write_bytes(content)
+    with pytest.raises(ValueError, match=re.escape(sentence)):
+        load_dataset(tmp_path / "t.csv", **options)
+
+
+def test_columns_are_named_where_there_is_no_label():
+    data = load_dataset(io.BytesIO(b"Nr;Text;Queue\n1;a b;x\n2;c d;y\n"))
+    assert data.note.endswith("texts from 'Text', no labels among 'Nr', 'Queue'")
 
 
 def test_long_document():

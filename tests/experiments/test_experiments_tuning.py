@@ -51,6 +51,18 @@ def test_search_finds_the_better_parameters(tmp_path: Path) -> None:
     ]
 
 
+def test_full_disk_is_told_in_a_sentence(tmp_path: Path) -> None:
+    resource = pytest.importorskip("resource")  # not on Windows
+    recipe = make_recipe(tmp_path, n_epochs=1, more=SPACE)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (40 << 10, before[1]))
+    try:
+        with pytest.raises(OSError, match=r"study\.db cannot be read or written \(disk I/O error\)"):
+            tune(recipe, tmp_path / "search")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
 def test_interrupted_search_is_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recipe = make_recipe(tmp_path, n_epochs=1, more=SPACE)
     rows = load_rows(recipe)

@@ -141,21 +141,24 @@ def test_command_compares_by_number_of_classes(
     assert "minutes of processor time" in told[1]
     assert told[2].startswith("memory: about")
     assert any("learned the features in" in line for line in told)
-    rows = [line.split(" | ")[:3] for line in done.stdout.splitlines() if "uniform" in line]
+    table, _, verdicts = done.stdout.partition("\n\n")
+    rows = [line.split(" | ")[:3] for line in table.splitlines()[2:]]
     assert rows == [[f"| {kind}", "5,000", "uniform neg. sampling"] for kind in ("learned", "text")]
+    assert [line.split(" | ")[0] for line in verdicts.strip().splitlines()[2:]] == ["| learned", "| text"]
     content = json.loads((out / "by-classes.json").read_text())
     assert [part["features"] for part in content] == ["learned", "text"]
     assert set(content[0]["factors"]["uniform"]) == set(by_classes.UNITS)
     assert (out / "by-classes.svg").exists()
     curve = (out / "learned/5000/runs/uniform/seed-0/curve.jsonl").read_text().splitlines()
     assert [json.loads(line)["epoch"] for line in curve][:5] == [0, 1, 2, 4, 8]
-    done = CliRunner().invoke(app, arguments)
-    assert "epoch" not in done.stderr
-    assert "is finished already" in done.stderr
+    again = CliRunner().invoke(app, [*arguments, "--features", "text"])
+    assert "epoch" not in again.stderr
+    assert "is finished already" in again.stderr
+    assert again.stdout == done.stdout  # about all that the folder holds
 
 
 def test_unknown_sizes_and_features_reject(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="sizes has 7; use some of 5000, 16000, 50000"):
+    with pytest.raises(ValueError, match="sizes has 7; use some of 5000, 16000, 50000, 219109\\."):
         reproduce_lemmas(tmp_path, sizes=[7])
     with pytest.raises(ValueError, match="features has 'svd'; use some of learned, text"):
         reproduce_lemmas(tmp_path, features=["svd"])

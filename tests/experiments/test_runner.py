@@ -19,10 +19,10 @@ import pytest
 from experiment_files import make_recipe, write_recipe
 from extremax import ExtremeClassifier, load_model
 from extremax.experiments import load_recipe, run, runner
-from extremax.experiments.curve import Evaluator, Schedule, read_curve
+from extremax.experiments.curve import Evaluator, Schedule, read_curve, read_test_rows
 from extremax.experiments.recipe import EvaluationConfig, model_defaults, resolve
 from extremax.experiments.rows import load_rows
-from extremax.experiments.runner import RunOptions, RunWatcher, read_test_rows
+from extremax.experiments.runner import RunOptions, RunWatcher
 from extremax.experiments.shared_noise import FittedNoise, fit_shared_noise
 from extremax.storage.folder import load_folder
 from extremax.tuned import DEFAULTS, replace_numbers

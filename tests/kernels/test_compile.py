@@ -69,8 +69,11 @@ for _ in range(2):  # what the first one writes, the second one finds
 """
 
 
-def run_file(folder: Path, name: str = "kernel.py", **environment: str) -> list[str]:
-    """Run a file of `folder`, where a copy of the kernels is, and return the words it prints."""
+def run_file(folder: Path, name: str = "kernel.py", warns: bool = False, **environment: str) -> list[str]:
+    """Run a file of `folder`, where a copy of the kernels is, and return the words it prints.
+
+    It must warn of a missing cache once, or not at all.
+    """
     cleared = {key: value for key, value in os.environ.items() if not key.startswith("NUMBA_")}
     code = f"import runpy; runpy.run_path({name!r}, run_name='__main__')"
     done = subprocess.run(
@@ -82,6 +85,7 @@ def run_file(folder: Path, name: str = "kernel.py", **environment: str) -> list[
         check=False,
     )
     assert done.returncode == 0, done.stderr
+    assert done.stderr.count("set NUMBA_CACHE_DIR to a folder") == warns
     return done.stdout.split()
 
 
@@ -121,7 +125,7 @@ def test_kernel_runs_where_no_folder_can_be_written(package_copy: Path) -> None:
         "XDG_CACHE_HOME": "/dev/null/cache",
         "NUMBA_CACHE_DIR": "/dev/null/numba",
     }
-    assert run_file(package_copy, **nowhere) == ["5.0", "0"]
+    assert run_file(package_copy, warns=True, **nowhere) == ["5.0", "0"]
     assert not cache_files(package_copy)
 
 

@@ -12,6 +12,7 @@ from scipy.optimize import minimize
 from extremax.examples import Examples
 from extremax.scores.sparse import csr_rows
 from extremax.solvers.sparse.plausible import (
+    Duals,
     Job,
     Plausible,
     TrainingRows,
@@ -54,11 +55,23 @@ def make_found(data, seed=1):
     return Plausible(classes, np.zeros(classes.shape, np.float32), np.empty(0, np.float32))
 
 
-def fit(data, found, *, n_classes=N_CLASSES, n_threads=1, offsets=None, seed=3, **numbers):
+def fit(
+    data,
+    found,
+    *,
+    n_classes=N_CLASSES,
+    n_threads=1,
+    offsets=None,
+    duals=None,
+    is_more=False,
+    is_text=False,
+    seed=3,
+    **numbers,
+):
     rows = csr_rows(data.X)
     training = TrainingRows(data, rows, feature_mean(rows, data.X.shape[1]))
-    job = Job(SparseConfig(**{**EXACT, **numbers}), seed, n_threads)
-    matrix, biases = fit_linear(training, found, n_classes, job, offsets=offsets)
+    job = Job(SparseConfig(**{**EXACT, **numbers}), seed, n_threads, is_text=is_text)
+    matrix, biases = fit_linear(training, found, n_classes, job, offsets=offsets, duals=duals)
     assert matrix.shape == (n_classes, data.X.shape[1])
     return matrix, biases
 
@@ -357,7 +370,47 @@ def test_numbers_of_the_config_are_read():
     rows = csr_rows(data.X)
     training = TrainingRows(data, rows, feature_mean(rows, N_FEATURES))
     job = Job(replace(SparseConfig(**EXACT), regularization=99.0), 3, 1)
-    given, _ = fit_linear(training, found, N_CLASSES, job, regularization=EXACT["regularization"])
-    np.testing.assert_array_equal(given.toarray(), base.toarray())
     strong, _ = fit_linear(training, found, N_CLASSES, job)
     assert np.abs(strong.toarray()).max() < 0.5 * np.abs(base.toarray()).max()
+
+
+@pytest.mark.reference
+def test_bias_is_learnt_beside_a_margin_too():
+    data = make_rows(weighted=True)
+    others = [np.delete(np.arange(N_CLASSES), label) for label in data.y]
+    found = Plausible(np.array(others, np.int32), np.zeros((N_ROWS, 5), np.float32), np.empty(0, np.float32))
+    matrix, biases = fit(data, found, bias_feature=1.0, is_text=True, margin_pairs=N_ROWS, many_words=1.0)
+    for c in range(N_CLASSES):
+        X, *others = problem_of(data, found, c, -1.0)
+        best = minimum((np.hstack([X, np.ones((len(X), 1))]), *others), EXACT["regularization"], True)
+        np.testing.assert_allclose(matrix[c].toarray()[0], best[:-1], atol=2e-3)
+        assert biases[c] == pytest.approx(best[-1] - 1.0, abs=2e-3)
+    plain = fit(data, found)[0].toarray()
+    for names in ({"many_words": 99.0}, {"margin_pairs": N_ROWS + 1}):  # few words, few pairs: no margin
+        given = {"is_text": True, "margin_pairs": N_ROWS, "many_words": 1.0} | names
+        np.testing.assert_array_equal(fit(data, found, **given)[0].toarray(), plain)
+
+
+@pytest.mark.identity
+@pytest.mark.parametrize("several", [False, True])
+def test_fit_goes_on_with_more_rows_and_classes(several):
+    """The dual variables of an earlier fit lead to the same minimum, and are the weights without a pass."""
+    data = make_rows(several=several, weighted=True)
+    found = make_found(data)
+    some = data.take(data.rows % 5 != 0)
+    fewer = np.where((np.arange(N_ROWS) % 5 != 0)[:, None], found.classes, -1)[:, :-1]
+    before = found._replace(classes=np.ascontiguousarray(fewer), scores=found.scores[:, :-1])
+    first = Duals.none(some, before)
+    fit(some, before, duals=first)
+    assert first.own.any()
+    assert first.others.any()
+    duals = first.of(some, data, found)
+    rows = np.flatnonzero(np.isin(data.rows, some.rows))
+    np.testing.assert_array_equal(duals.own[rows], first.own)
+    assert not np.delete(duals.own, rows).any()
+    again, _ = fit(data, found, duals=duals)
+    whole, _ = fit(data, found)
+    np.testing.assert_allclose(again.toarray(), whole.toarray(), atol=2e-3)
+    unchanged = duals.of(data, data, found)
+    same, _ = fit(data, found, duals=unchanged, passes=0)
+    np.testing.assert_allclose(same.toarray(), again.toarray(), atol=1e-4)

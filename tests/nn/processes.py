@@ -13,6 +13,7 @@ import traceback
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -23,7 +24,6 @@ from torch import nn
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 from torch.distributed.tensor.debug import CommDebugMode
 from torch.nn.parallel import DistributedDataParallel
 
@@ -34,6 +34,7 @@ from extremax.nn import (
     clip_grad_norm_,
     make_optimizer,
 )
+from extremax.nn.functional import class_terms
 
 N_CLASSES, WIDTH, N_ROWS = 23, 6, 10
 COUNTS = torch.arange(1, N_CLASSES + 1)
@@ -83,12 +84,12 @@ def whole_tables(layer):
     return {name: value.full_tensor() for name, value in layer.state_dict().items()}
 
 
-def train(model, optimizer, n_steps, *, whole, first=0):
-    for step in range(first, first + n_steps):
+def train(model, optimizer, n_steps, *, whole, clip=clip_grad_norm_):
+    for step in range(n_steps):
         x, y = rows(dist.get_world_size(), step)
         optimizer.zero_grad()
         model(*((x, y) if whole else (own(x), own(y)))).backward()
-        clip_grad_norm_(model.parameters(), 0.5)
+        clip(model.parameters(), 0.5)
         optimizer.step()
 
 
@@ -149,7 +150,7 @@ def check_drawn_classes_follow_the_formula():
     weights = {}
     for start, stop, classes, pi in drawn:
         weights |= dict(zip(classes.tolist(), (1.0 / pi).tolist(), strict=True))
-        weights |= {j: 1.0 for j in y[:4].tolist() if start <= j < stop}
+        weights |= {j: 1.0 for j in y[torch.arange(4) * len(y) // 4].tolist() if start <= j < stop}
     reference = Model(sharded=False)
     scores = nn.functional.linear(reference.encoder(x), reference.head.weight, reference.head.bias)
     losses = []
@@ -164,7 +165,7 @@ def check_drawn_classes_follow_the_formula():
 def check_training_inside_ddp_is_that_of_one_process():
     model, reference = Model(sharded=True), Model(sharded=False)
     wrapped = DistributedDataParallel(model)
-    train(wrapped, make_optimizer(model, lr=0.01), 4, whole=False)
+    train(wrapped, make_optimizer(model, lr=0.01), 4, whole=False, clip=nn.utils.clip_grad_norm_)
     train(reference, make_optimizer(reference, lr=0.01), 4, whole=True)
     compare(model, reference)
 
@@ -209,22 +210,30 @@ def check_meshes_that_would_drift_are_refused():
 
 def check_an_overflow_on_one_rank_skips_the_step_of_all():
     """A GradScaler asks its own rank alone, and the others would wait for it in the optimizer."""
-    model, rank = Model(sharded=True), dist.get_rank()
-    optimizer = make_optimizer(model)
-    scaler = ShardedGradScaler("cpu", init_scale=4.0)
+
+    def overflow(h, weight, *others, **options):
+        weight.register_hook(lambda grad: grad * torch.inf)
+        return class_terms(h, weight, *others, **options)
+
     x, y = (own(table) for table in rows(dist.get_world_size()))
-    before = copy.deepcopy(model.state_dict())
-    for overflows in (True, False):
-        optimizer.zero_grad()
-        scaler.scale(model(x, y)).backward()
-        if overflows and rank == dist.get_world_size() - 1:
-            model.head.bias.grad._values()[0] = torch.inf
-        scaler.unscale_(optimizer)
-        clip_grad_norm_(model.parameters(), 1.0)
-        scaler.step(optimizer)
-        scaler.update()
-        assert scaler.get_scale() == 2.0
-        assert torch.equal(model.head.weight, before["head.weight"].to_local()) == overflows
+    for frozen in (False, True):
+        model = Model(sharded=True)
+        model.encoder.requires_grad_(not frozen)
+        optimizer = make_optimizer(model)
+        scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+        before = copy.deepcopy(model.state_dict())
+        for overflows in (True, False):
+            last = dist.get_rank() == dist.get_world_size() - 1
+            terms = overflow if overflows and last else class_terms
+            optimizer.zero_grad()
+            with patch("extremax.nn.sharded.class_terms", terms):
+                scaler.scale(model(x, y)).backward()
+            scaler.unscale_(optimizer)
+            clip_grad_norm_(model.parameters(), 1.0)
+            scaler.step(optimizer)
+            scaler.update()
+            assert scaler.get_scale() == 2.0
+            assert torch.equal(model.head.weight, before["head.weight"].to_local()) == overflows
 
 
 def check_copies_talk_to_the_same_ranks():

@@ -170,13 +170,18 @@ def test_layer_from_the_meta_device(sampler):
 def test_counts_that_the_meta_device_lost_are_named():
     with pytest.raises(RuntimeError, match="A sampler on the meta device has no counts"):
         FrequencySampler(torch.ones(3), device="meta").to_empty(device="cpu")
+    with pytest.raises(ValueError, match="counts are on the meta device, without data"):
+        FrequencySampler(torch.ones(3, device="meta"))
 
 
 def test_dense_gradients_of_many_classes_warn_once():
     layer = ExtremeSoftmax(2, 20_001)
     hidden, target = torch.ones(1, 2), torch.tensor([0])
-    with pytest.warns(UserWarning, match=r"create the optimizer with extremax.nn.make_optimizer\(model\)"):
+    with pytest.warns(
+        UserWarning, match=r"create the optimizer with extremax.nn.make_optimizer\(model\)"
+    ) as told:
         layer(hidden, target)
+    assert told[0].filename == __file__
     layer(hidden, target)  # warnings are errors here
     other = ExtremeSoftmax(2, 20_001)
     make_optimizer(other)

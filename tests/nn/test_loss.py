@@ -145,7 +145,7 @@ def test_loss_and_gradients_follow_the_formula(n, dtype):
     sampler = FrequencySampler(COUNTS, 0.5, 12)
     draw = sampler()
     tables = [x.requires_grad_() for x in (h, w, b)]
-    targets = set(y[: min(n, 12)].tolist()) - {-100}
+    targets = {int(y[k * n // min(n, 12)]) for k in range(min(n, 12))} - {-100}  # from all over the rows
     pi = dict(zip(draw.classes.tolist(), draw.log_pi.exp().tolist(), strict=True))
     losses = []
     for i in range(n):
@@ -213,31 +213,44 @@ def test_targets_of_independent_rows_are_a_sample(share):
 
 
 @pytest.mark.reference
-def test_factors_of_targets_and_drawn_classes():
+@pytest.mark.parametrize(
+    ("shape", "n_sampled"), [((9,), 10), ((3, 3), 10), ((1, 9), 10), ((9,), 5), ((4, 3), 6), ((2, 3, 2), 20)]
+)
+@pytest.mark.parametrize("smoothing", [0.0, 0.2])
+def test_targets_of_other_sequences_are_a_sample(shape, n_sampled, smoothing):
+    """The formula, row by row; as many targets as drawn classes take part, at most."""
+    n, n_sequences = math.prod(shape), shape[0]
     counts = torch.arange(1, N_CLASSES + 1)
-    sampler = FrequencySampler(counts, 0.5, 10)
+    sampler = FrequencySampler(counts, 0.5, n_sampled)
     draw = sampler()
     sampler.forward = lambda: draw
-    h, w, b, y = problem(9)
-    y[0], y[1], y[2] = draw.classes[3], draw.classes[3], -100
-    q, targets = counts / counts.sum(), set(y.tolist()) - {-100}
-    factors = dict.fromkeys(targets, 0.0)
-    for j in targets:
-        factors[j] += 0.8 / (1.0 - (1.0 - float(q[j])) ** 7)  # 8 rows are not ignored
-    for j, log_pi in zip(draw.classes.tolist(), draw.log_pi.tolist(), strict=True):
-        factors[j] = factors.get(j, 0.0) + 0.2 / math.exp(log_pi)
-    scores = h @ w.T + b
-    expected = torch.zeros(9)
-    for i in range(9):
-        if int(y[i]) >= 0:
-            others = [v * scores[i, j].exp() for j, v in factors.items() if j != int(y[i])]
-            expected[i] = (scores[i, y[i]].exp() + sum(others)).log() - scores[i, y[i]]
-    found = sampled_softmax_loss(h, w, b, y, sampler, reduction="none")
-    torch.testing.assert_close(found, expected, **CLOSE)
-    # Rows of sequences are not independent: their targets are in the set for certain.
-    folded = sampled_softmax_loss(h[None], w, b, y[None], sampler, reduction="none")
-    certain = sampled_softmax_loss(h, w, b, y, lambda: draw, reduction="none")
-    torch.testing.assert_close(folded[0], certain, **CLOSE)
+    h, w, b, y = problem(n)
+    y[0] = y[1] = draw.classes[3]
+    y[2] = -100
+    q, scores, sequence = counts / counts.sum(), h @ w.T + b, torch.arange(n) // (n // n_sequences)
+    taken = [k * n // min(n, n_sampled) for k in range(min(n, n_sampled))]
+    taken = [k for k in taken if int(y[k]) >= 0]
+    kept = [i for i in range(n) if int(y[i]) >= 0]
+    m = sum(sum(int(sequence[k] != sequence[i]) for k in taken) for i in kept) / len(kept)
+    expected = torch.zeros(n)
+    for i in kept:
+        share = 0.8 if n_sequences > 1 else 0.0
+        columns = [
+            (j, (1.0 - share) / pi) for j, pi in zip(draw.classes.tolist(), draw.log_pi.exp(), strict=True)
+        ]
+        if share > 0.0:
+            columns += [(int(y[k]), share / (m * q[y[k]])) for k in taken if sequence[k] != sequence[i]]
+        else:
+            targets = {int(y[k]) for k in taken}
+            columns = [(j, 1.0) for j in targets] + [(j, v) for j, v in columns if j not in targets]
+        columns = [(j, v) for j, v in columns if j != int(y[i])] + [(int(y[i]), 1.0)]
+        log_sum = sum(v * scores[i, j].exp() for j, v in columns).log()
+        mean = sum(v * scores[i, j] for j, v in columns) / N_CLASSES
+        expected[i] = log_sum - (1.0 - smoothing) * scores[i, y[i]] - smoothing * mean
+    found = sampled_softmax_loss(
+        h.view(*shape, -1), w, b, y.view(shape), sampler, reduction="none", label_smoothing=smoothing
+    )
+    torch.testing.assert_close(found.flatten(), expected, **CLOSE)
 
 
 @pytest.mark.gradient
@@ -271,6 +284,16 @@ def test_ignored_rows_alone_give_nan_as_in_torch():
     assert float(sampled_softmax_loss(h, w, b, y, sampler, reduction="sum")) == 0.0
     none = torch.empty(0, dtype=torch.long)
     assert sampled_softmax_loss(h[:0], w, b, none, sampler, reduction="none").shape == (0,)
+
+
+@pytest.mark.parametrize("sampler", [FrequencySampler(COUNTS, 1.0, 12), UniformSampler(N_CLASSES, 12)])
+def test_no_rows_have_a_sum_of_zero(sampler):
+    weight = torch.randn(N_CLASSES, 4, requires_grad=True)
+    target = torch.zeros(0, dtype=torch.long)
+    loss = sampled_softmax_loss(torch.zeros(0, 4), weight, None, target, sampler, reduction="sum")
+    loss.backward()
+    assert loss == 0.0
+    assert not weight.grad.any()
 
 
 def test_sequences_keep_their_shape():
@@ -403,7 +426,9 @@ def test_ratios_that_do_not_count_are_zero():
     scores = torch.zeros(3, 4)
     shift = torch.tensor([0.0, -math.inf, -70.0, 1.0])
     y = torch.tensor([0, -1, -1])
-    softmax_in_place(scores, shift, torch.zeros(3), torch.tensor([0, 1, 2, 3]), y)
+    softmax_in_place(
+        scores, shift, torch.zeros(3), torch.tensor([0, 1, 2, 3]), y, torch.zeros(3, 2, dtype=torch.long)
+    )
     assert torch.equal(scores[:, 1:3], torch.zeros(3, 2))
     assert scores[0, 0] == 0.0 < scores[1, 0]
 

@@ -341,6 +341,18 @@ def test_groups_that_are_added_are_stepped():
     torch.testing.assert_close(copied_model.state_dict(), model.state_dict(), rtol=0.0, atol=0.0)
 
 
+def test_layers_that_are_unfrozen_later_are_stepped():
+    model = Model()
+    model.head.requires_grad_(False)
+    optimizer = make_optimizer(model)
+    before = model.head.weight.detach().clone()
+    train(model, optimizer, 2)
+    assert torch.equal(model.head.weight, before)
+    model.head.requires_grad_(True)
+    train(model, optimizer, 2)
+    assert not torch.equal(model.head.weight, before)
+
+
 def test_loaded_steps_of_adam_stay_on_the_host():
     """As in torch: else AdamW would read one number from the device for each parameter and step."""
     model = Model()
@@ -420,17 +432,23 @@ def test_grad_scaler_skips_steps_that_overflow():
 
 
 @pytest.mark.reference
-def test_clipping_is_that_of_torch_on_dense_gradients():
+@pytest.mark.parametrize("clip", [clip_grad_norm_, nn.utils.clip_grad_norm_])
+def test_clipping_of_sparse_gradients_is_that_of_dense_ones(clip):
     found = []
     for sparse in (False, True):
         model = Model(sparse=sparse)
         torch.manual_seed(5)
         model(*rows()).backward()
-        clip = clip_grad_norm_ if sparse else nn.utils.clip_grad_norm_
-        norm = clip(model.parameters(), 0.01)
+        norm = (clip if sparse else nn.utils.clip_grad_norm_)(model.parameters(), 0.01)
         found.append([norm, *(p.grad.to_dense() for p in model.parameters())])
+        assert model.head.weight.grad.is_sparse == sparse
     torch.testing.assert_close(*found, rtol=1e-4, atol=1e-7)
-    assert float(clip_grad_norm_([nn.Parameter(torch.ones(2))], 1.0)) == 0.0
+    assert float(clip([nn.Parameter(torch.ones(2))], 1.0)) == 0.0
+
+
+def test_norms_of_sparse_tensors_along_a_dimension_are_refused():
+    with pytest.raises(NotImplementedError, match="give no dim"):
+        torch.linalg.vector_norm(torch.eye(3).to_sparse(), dim=1)
 
 
 @pytest.mark.error
@@ -473,7 +491,9 @@ def test_number_of_threads_changes_rounding_alone():
         for n in (1, 2, 4):
             torch.set_num_threads(n)
             table = scores.clone()
-            log_sum = softmax_in_place(table, shift, own, torch.arange(90), y)
+            log_sum = softmax_in_place(
+                table, shift, own, torch.arange(90), y, torch.zeros(len(y), 2, dtype=torch.long)
+            )
             ratios.append(torch.cat([table.flatten(), log_sum]))
             model = Model()
             train(model, make_optimizer(model))

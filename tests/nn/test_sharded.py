@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -19,19 +20,34 @@ from extremax.nn import ExtremeSoftmax, ShardedExtremeSoftmax
 SCRIPT = Path(__file__).parent / "processes.py"
 
 
+def environment():
+    source = str(Path(extremax.__file__).parent.parent)
+    return {**os.environ, "PYTHONPATH": source, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+
+
 @pytest.mark.reference
 def test_ranks_agree_with_one_process(tmp_path):
     """All checks of processes.py; the later groups go on from the checkpoint of the first."""
     sizes = [2, 4, 1]
-    source = str(Path(extremax.__file__).parent.parent)
-    environment = {**os.environ, "PYTHONPATH": source, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-W", "ignore", str(SCRIPT), str(tmp_path), *map(str, sizes)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=400)
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=400)
     found = {path.name: json.loads(path.read_text()) for path in tmp_path.glob("*.json")}
     failures = [f"{name}: {check}\n{text}" for name, x in found.items() for check, text in x.items()]
     assert not failures, "\n".join(failures)
     assert done.returncode == 0, done.stderr
     assert len(found) == sum(sizes)
+
+
+def test_program_of_the_documentation_runs_on_two_processes(tmp_path):
+    page = Path(__file__).parents[2] / "docs" / "howto" / "pytorch.md"
+    *_, program = re.findall(r"^```python\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE)
+    (tmp_path / "program.py").write_text(program)
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    done = subprocess.run(
+        [*launch, "program.py"], cwd=tmp_path, env=environment(), capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "True torch.Size([256, 5])\n"
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from extremax.nn import ExtremeSoftmax, ShardedExtremeSoftmax, UniformSampler, clip_grad_norm_, make_optimizer
+from extremax.nn import ExtremeSoftmax, ShardedExtremeSoftmax, UniformSampler, make_optimizer
 
 # Lightning and what it imports warn of one another.
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -57,13 +57,11 @@ def test_lightning_trains_validates_and_restores(tmp_path, sharded):
             optimizer = make_optimizer(self, lr=0.05)
             return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, 2)]
 
-        def configure_gradient_clipping(self, optimizer, gradient_clip_val=None, **_):
-            clip_grad_norm_(self.parameters(), 1.0)
-
     data = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(*rows()), batch_size=16)
     module = Module()
     trainer = lightning.Trainer(
         max_epochs=5,
+        gradient_clip_val=1.0,
         accelerator="cpu",
         devices=1,
         strategy="ddp" if sharded else "auto",
@@ -124,8 +122,6 @@ def test_trainer_of_hugging_face_trains_and_resumes(tmp_path):
         trainer = Trainer(
             model, arguments, train_dataset=data, eval_dataset=data, optimizers=(optimizer, None)
         )
-        # torch's own clipping takes no sparse gradients.
-        trainer.accelerator.clip_grad_norm_ = lambda params, norm, *_, **__: clip_grad_norm_(params, norm)
         set_seed(0)
         trainer.train(resume_from_checkpoint=resume)
         return model, trainer

@@ -5,8 +5,11 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import numpy as np
+import psutil
 import pytest
 
+from extremax import ExtremeClassifier
 from extremax.errors import NotEnoughMemoryError
 from extremax.runtime.memory import available_memory, check_memory, describe_memory, format_bytes
 
@@ -16,6 +19,20 @@ def sentence(text: str) -> str:
 
 
 GIB = 1024**3
+
+
+@pytest.mark.skipif(not hasattr(psutil.Process, "rlimit"), reason="only Linux limits an address space")
+def test_fit_is_refused_where_the_address_space_has_no_room_for_threads() -> None:
+    """BLAS found no room in a thread, and waited for ever."""
+    process, X, y = psutil.Process(), np.eye(40, dtype=np.float32), np.arange(40) % 4
+    before = process.rlimit(psutil.RLIMIT_AS)
+    process.rlimit(psutil.RLIMIT_AS, (process.memory_info().vms + (150 << 20), before[1]))
+    try:
+        assert 0 < available_memory(1) < 100 << 20
+        with pytest.raises(NotEnoughMemoryError, match=r"but 0 B are available"):
+            ExtremeClassifier(n_jobs=2).fit(X, y)
+    finally:
+        process.rlimit(psutil.RLIMIT_AS, before)
 
 
 def test_available_memory_within_the_limit_of_a_container(tmp_path: Path) -> None:

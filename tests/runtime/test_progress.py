@@ -27,7 +27,7 @@ def test_line_shows_fraction_rate_and_time_left(monkeypatch: pytest.MonkeyPatch)
     stream = Terminal()
     line = ProgressLine(1, stream)
     line.update("epoch 3", 250, 1000, 0.0, "loss 0.5", unit="rows")  # at 10 s
-    assert stream.getvalue() == "\repoch 3   25%  25 rows/s  loss 0.5  30.0s left"
+    assert stream.getvalue() == "\repoch 3   25%  25 rows/s  loss 0.5  10.0s spent, 30.0s left"
     line.update("epoch 3", 1000, 1000, 0.0)  # shorter: the rest of the old line is overwritten
     assert len(stream.getvalue().split("\r")[2]) == len(stream.getvalue().split("\r")[1])
 
@@ -50,15 +50,36 @@ def test_line_is_redrawn_at_most_five_times_a_second(monkeypatch: pytest.MonkeyP
     assert "100%" in stream.getvalue()
 
 
-@pytest.mark.parametrize(("verbose", "terminal"), [(0, True), (1, False)])
-def test_line_needs_a_terminal_and_a_wish(verbose: int, terminal: bool) -> None:
+@pytest.mark.parametrize("terminal", [True, False])
+def test_silence_is_kept(terminal: bool) -> None:
     stream = Terminal() if terminal else io.StringIO()
-    line = ProgressLine(verbose, stream)
+    line = ProgressLine(0, stream)
     line.update("x", 1, 2, 0.0)
     line.close()
-    assert stream.getvalue() == ""
     line.log("done")
-    assert stream.getvalue() == ("done\n" if verbose else "")
+    assert stream.getvalue() == ""
+
+
+def test_a_log_file_gets_one_line_a_phase(monkeypatch: pytest.MonkeyPatch) -> None:
+    set_clock(monkeypatch, start=1.0, step=1.0)
+    stream = io.StringIO()
+    line = ProgressLine(1, stream)
+    for i in range(1, 41):  # at 1 s, 2 s, ...
+        line.update(f"epoch {1 + i // 20}/2", i, 40, 0.0)
+    for i in range(5):  # a phase of some seconds
+        line.update("short", i, 5, 40.0)
+    line.log("done")
+    for i in range(1, 15):
+        line.update("all rows", i, 40, 45.0)
+    for _ in range(79):  # hardly a twentieth is done after ten seconds: too little to tell the time left
+        line.update("slow", 1, 40, 59.0)
+    line.close()
+    assert stream.getvalue().splitlines() == [
+        "epoch 1/2   25%  10.0s spent, 30.0s left",
+        "done",
+        "all rows   25%  10.0s spent, 30.0s left",
+        "slow    2%  0:01:00 spent, 0:39:00 left",
+    ]
 
 
 @pytest.mark.parametrize(

@@ -36,6 +36,13 @@ def fit(X, y, **parameters):
 # -- the solver
 
 
+def test_wide_sparse_rows_rejects():
+    """A principal component of each column was sought, for hours."""
+    X = sparse.random(60, 3000, 0.01, format="csr", dtype=np.float32, random_state=0)
+    with pytest.raises(ValueError, match=r"all 3,000 columns of a sparse X; use solver='sparse_softmax'"):
+        fit(X, np.arange(60) % 6)
+
+
 @pytest.mark.reference
 def test_class_matches_logistic_regression():
     """One class against frozen others: the minimum of its regularised loss."""

@@ -86,18 +86,8 @@ def test_joined_searches_name_a_class_once():
     second.classes[1] = [4, 7]
     joined = first.joined(second)
     assert joined.classes.tolist() == [[1, 3, -1, 9], [7, -1, 4, -1], [-1] * 4, [0, 2, -1, -1]]
-    np.testing.assert_array_equal(joined.scores, np.hstack([first.scores, second.scores]))
+    assert joined.scores is first.scores
     assert joined.log_rest is first.log_rest
-
-
-@pytest.mark.identity
-def test_lines_of_some_rows_are_taken_from_another_search():
-    first, second = some_found(), some_found()
-    second.classes[:], second.scores[:] = 8, 8.0
-    first, second = (found._replace(log_rest=np.empty(0, np.float32)) for found in (first, second))
-    merged = first.merged(second, np.array([1, 2]))
-    assert merged.classes.tolist() == [[1, 3], [8, 8], [8, 8], [0, 2]]
-    assert (merged.scores[1:3] == 8.0).all()
 
 
 @pytest.mark.identity

@@ -20,6 +20,7 @@ from extremax.solvers.base import Split
 from extremax.solvers.config import resolve
 from extremax.solvers.loop import Watcher
 from extremax.solvers.sparse import plausible, solver
+from extremax.solvers.sparse.plausible import fit_linear
 from extremax.solvers.sparse.start import ClassSums, make_start
 from extremax.storage.folder import load_folder, save_folder
 from extremax.storage.models import KIND
@@ -65,6 +66,12 @@ class FewClasses(ExtremeClassifier):
     _numbers = replace_numbers(
         DEFAULTS, sparse={**SMALL, "few_classes": 1000, "max_candidates": 1000}, calibration=CALIBRATION
     )
+
+
+class Pruned(ExtremeClassifier):
+    """All parts, without weights that hardly change a score."""
+
+    _numbers = replace_numbers(DEFAULTS, sparse={**SMALL, "prune_final": 0.003}, calibration=CALIBRATION)
 
 
 class Similarity(ExtremeClassifier):
@@ -204,7 +211,7 @@ def test_scores_are_the_sum_of_the_parts(data, test_rows, chosen):
 
 @pytest.mark.identity
 @pytest.mark.parametrize("is_included", [True, False])
-def test_held_out_rows_are_included_once_they_have_chosen(data, is_included):
+def test_held_out_rows_are_included_once_they_have_chosen(data, is_included, monkeypatch):
     numbers = replace_numbers(Linear._numbers, sparse={"min_included": 0.01 if is_included else 1.0})
     whole = Examples(*data)
     problem = problem_size(whole, N_CLASSES)
@@ -216,8 +223,14 @@ def test_held_out_rows_are_included_once_they_have_chosen(data, is_included):
     trainer.epoch(state, trainer.prepare(state, some), (1.0, 1.0), Progress())
     trainer.finish(state, split)
     tables, mix, before = state.tables, dict(state.chosen["mix"]), trainer.export(state).to_matrix()
-    linear, found = tables.linear, tables.found
-    listed = found.classes.copy()
+    linear, fits = tables.linear, []
+    listed = None if tables.found is None else tables.found.classes
+
+    def record(*arguments, **others):
+        fits.append(arguments[1])
+        return fit_linear(*arguments, **others)
+
+    monkeypatch.setattr(plausible, "fit_linear", record)
     trainer.include(state, split)
     weights = trainer.export(state)
     assert state.tables.kind == "finished"
@@ -225,7 +238,9 @@ def test_held_out_rows_are_included_once_they_have_chosen(data, is_included):
     if not is_included:
         np.testing.assert_array_equal(weights.to_matrix().toarray(), before.toarray())
         assert "included_rows" not in state.chosen
+        assert not fits
         return
+    (found,) = fits
     assert state.chosen["included_rows"] == held_out.n_rows > 0
     start = make_start(ClassSums.of(whole, N_CLASSES, N_WORDS, tables.scale).arrays, tables.numbers, 1)
     W = (
@@ -419,6 +434,26 @@ def test_resumed_fit_of_rows_and_all_classes_has_the_same_bits(data, epoch, tmp_
     clf = load_model(tmp_path / "model")
     clf._numbers = FewClasses._numbers
     assert_same_model(clf.resume_fit(*data), whole)
+
+
+@pytest.mark.parametrize("moment", ["epoch", "similarity"])
+def test_an_interrupted_model_is_mixed_and_pruned(data, test_rows, moment, monkeypatch):
+    if moment == "similarity":
+        monkeypatch.setattr(solver, "fit_bilinear", lambda *args, **options: press())
+    epoch = 1 if moment == "epoch" else 4  # of 3
+    clf, whole = make(Pruned), make(Pruned).fit(*data) if moment == "epoch" else None
+    with pytest.warns(TrainingInterruptedWarning):
+        clf.fit(*data, callbacks=[lambda record: press() if record["epoch"] == epoch else None])
+    assert clf.interrupted_ is True
+    assert list(clf.choices_["mix"]) == ["start", "linear"]
+    unpruned = make(Linear).fit(*data).model_.weights.n_entries
+    assert clf.choices_["n_weights"] == clf.model_.weights.n_entries < 0.9 * unpruned
+    assert clf.score(*test_rows) > 0.7
+    if whole is not None:
+        clf.resume_fit(*data)
+        np.testing.assert_array_equal(
+            clf.predict_log_proba(test_rows[0]), whole.predict_log_proba(test_rows[0])
+        )
 
 
 @pytest.mark.identity

@@ -187,3 +187,16 @@ def test_full_disk_names_the_model(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         save(tmp_path / "model")
     assert caught.value.filename == str(tmp_path / "model")
     assert not (tmp_path / "model").exists()
+
+
+def test_error_of_safetensors_is_that_of_the_system(tmp_path: Path) -> None:
+    resource = pytest.importorskip("resource")  # not on Windows
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, before[1]))
+    try:
+        with pytest.raises(OSError, match="File too large") as caught:
+            save(tmp_path / "model", size=1 << 16)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert caught.value.strerror == "File too large"
+    assert not (tmp_path / "model").exists()

@@ -7,7 +7,7 @@ import pytest
 
 from extremax.data.synthetic import planted_hierarchy
 from extremax.tree import LabelTree
-from extremax.tree.tuning import fit_tuned
+from extremax.tree.tuning import _best, fit_tuned
 from extremax.tuned import TreeFitConfig, TreeTuningConfig
 
 GRID = TreeTuningConfig().grid
@@ -100,7 +100,7 @@ def test_labels_of_a_row_are_held_out_together_recovers():
 @pytest.mark.identity
 def test_a_rough_fit_is_one_of_fewer_starts_points_and_rows_identity():
     data = planted_hierarchy(3000, 60, 6, seed=5)
-    config = TreeTuningConfig(rough_starts=2, rough_points=500, rough_rows=800)
+    config = TreeTuningConfig(rough_starts=2, rough_points=500, sample_rows=800)
     rough = fit_tuned(data.X, data.y, n_classes=60, rough=True, config=config)
     structure = TreeFitConfig(n_starts=2, max_points=500)
     same = fit_tuned(
@@ -112,6 +112,23 @@ def test_a_rough_fit_is_one_of_fewer_starts_points_and_rows_identity():
     )
     np.testing.assert_array_equal(rough.tree.leaf_class, same.tree.leaf_class)
     assert len(rough.strengths) == 6
+
+
+def test_pairs_of_classes_have_parameters_even_without_held_out_rows():
+    """A structure leaves them out; the tree that is returned has them."""
+    Z, y = np.ones((1, 1), np.float32), np.ones(1, np.int32)
+    tuned = fit_tuned(Z, y, n_classes=2)
+    assert tuned.held_out_log_likelihood is None
+    assert (tuned.structure.weights == 0.0).all()
+    assert tuned.tree.log_prob(Z, y) > np.log(0.5)
+
+
+def test_neighbouring_levels_decide_together():
+    """A level whose few rows prefer another penalty by a little follows the levels around it."""
+    log_prob = np.array([[-1.0, -1.1, -1.0], [-2.0, -1.0, -2.0], [-np.inf] * 3])
+    assert _best(log_prob).tolist() == [0, 0, 0]
+    log_prob[0, 1] = -4.0
+    assert _best(log_prob).tolist() == [1, 1, 1]
 
 
 def test_grid_and_held_out_rows_are_those_of_the_config():

@@ -167,6 +167,12 @@ def test_float32_overflow_rejects_with_the_value() -> None:
             ValueError,
             "X has dtype <U1; ExtremeClassifier needs numbers. Turn text and dates into",
         ),
+        (
+            ["a b", "c"],
+            ValueError,
+            "X is a sequence of texts; ExtremeClassifier needs numbers. For texts use TextC",
+        ),
+        (np.array(["a", "b"], dtype=object), ValueError, "X is a sequence of texts"),
         (np.array([[b"a"]]), ValueError, "X has dtype |S1"),
         (np.array([["2020-01-01"]], dtype="M8[D]"), ValueError, "X has dtype datetime64[D]"),
         (

@@ -10,7 +10,7 @@ from importlib import import_module
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from extremax.cli import terminal
 from extremax.cli.options import in_options, unbundled
@@ -23,6 +23,21 @@ COMMANDS = (
 )
 USER_ERRORS = (ValueError, TypeError, OSError, ImportError, MemoryError, OverflowError)
 EXIT_ERROR, EXIT_PIPE_CLOSED = 1, 141
+
+
+class Command(TyperCommand):
+    """A command whose help lists options by panel, without Rich, which takes long to load."""
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        panels: dict[str, list[tuple[str, str]]] = {}
+        for parameter in self.get_params(ctx):
+            record = parameter.get_help_record(ctx)
+            usual = "Arguments" if parameter.param_type_name == "argument" else "Options"
+            if record is not None:
+                panels.setdefault(getattr(parameter, "rich_help_panel", None) or usual, []).append(record)
+        for panel, records in panels.items():
+            with formatter.section(panel):
+                formatter.write_dl(records)
 
 
 class Application(TyperGroup):
@@ -57,7 +72,7 @@ def _fail(message: str, code: int) -> None:
 
 def _message(error: BaseException) -> str:
     if isinstance(error, MemoryError):
-        return f"not enough memory. {error}".strip()
+        return f"not enough memory. {in_options(str(error))}".strip()
     if isinstance(error, OSError) and error.strerror and error.filename is not None:
         return f"{error.filename}: {error.strerror}."
     return in_options(str(error) or type(error).__name__)
@@ -99,12 +114,12 @@ def build() -> typer.Typer:
         no_args_is_help=True,
         rich_markup_mode=None,
         pretty_exceptions_enable=False,
-        context_settings={"help_option_names": ["-h", "--help"]},
+        context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
     )
     app.callback()(start)
     for command in COMMANDS:
         module, _, name = command.partition(".")
-        app.command()(unbundled(getattr(import_module(f"extremax.cli.{module}"), name or module)))
+        app.command(cls=Command)(unbundled(getattr(import_module(f"extremax.cli.{module}"), name or module)))
     return app
 
 

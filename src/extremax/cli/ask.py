@@ -29,6 +29,8 @@ def ask(  # noqa: PLR0913 (the parameters are the options)
 ) -> None:
     """Show the most probable labels of one text.
 
+    Where texts have several labels, the probability of each is the one that it applies.
+
     \b
     extremax ask model "fell off a ladder"
     extremax ask model --why "fell off a ladder"
@@ -40,7 +42,7 @@ def ask(  # noqa: PLR0913 (the parameters are the options)
         )
     question = " ".join(text)  # quotes are easily forgotten
     k = min(k, len(clf.classes_))
-    (answers,) = answers_of(clf, *clf.predict_topk([question], k, search=search.value))
+    (answers,) = answers_of(clf, [question], k, search.value)
     is_known = bool(clf.is_known([question])[0])
     explanation = clf.explain(question, k=min(2, len(clf.classes_))) if why else None
     if as_json:
@@ -61,9 +63,7 @@ def show_answers(answers: list[dict[str, Any]]) -> None:
 
 def show_reasons(explanation: Any) -> None:
     """Write tables of what speaks for the first label, and for it rather than the second."""
-    for part in (explanation.score, explanation.difference):
-        if part is None:
-            continue
+    for part in (explanation.score, *explanation.against[:1]):
         rather = "" if part.rather_than is None else f" rather than {part.rather_than}"
         words, others = part.words[:_TERMS], part.words[_TERMS:]
         if others:

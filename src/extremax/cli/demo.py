@@ -70,7 +70,7 @@ def demo(
     curve, report = out / "learning_curve.png", out / "report.html"
     baselines = {name: found for name, found in figures.items() if name != "extremax"}
     steps.draw_curves(curve, clf.history_, baselines)
-    answers = answers_of(clf, *clf.predict_topk(list(steps.PHRASES), k=5))
+    answers = answers_of(clf, list(steps.PHRASES), 5)
     for phrase, found in zip(steps.PHRASES, answers, strict=True):
         terminal.write(f"\n{phrase}")  # not a title, which a pipe would not show
         show_answers(found)

@@ -43,6 +43,9 @@ def load_labelled(path: Path, arguments: dict[str, Any]) -> Any:
     report_skipped(data)
     if data.y is None:
         raise ValueError(without_labels(data, path))
+    n_empty = sum(not text.strip() for text in data.texts or [])
+    if n_empty:
+        terminal.warn(f"{n_empty:,} of {data.n_samples:,} texts in {path} are empty.")
     return data
 
 
@@ -129,7 +132,8 @@ def without_labels(data: Any, path: Path) -> str:
         if data.format in ("npy", "npz")
         else "name their column: --label-column NAME"
     )
-    return f"{path} has {data.n_samples:,} rows, but no labels; {what}."
+    read_as = f" It was read as {data.note}." if data.note else ""
+    return f"{path} has {data.n_samples:,} rows, but no labels; {what}.{read_as}"
 
 
 def named_labels(data: Any) -> Any:
@@ -178,9 +182,18 @@ def probabilities(log_prob: Any) -> list[list[float]]:
     return [[float(f"{p:.7g}") for p in row] for row in np.exp(log_prob.astype(np.float64)).tolist()]
 
 
-def answers_of(model: Any, labels: Any, log_prob: Any) -> list[list[dict[str, Any]]]:
-    """Return for each row the labels with their probabilities, and descriptions where the model has any."""
-    found = []
+def answers_of(model: Any, inputs: Any, k: int, search: str = "exact") -> list[list[dict[str, Any]]]:
+    """Return the k best labels of each row with their probabilities, and descriptions where there are any.
+
+    Where rows may have several labels, each has the probability that it applies.
+    """
+    import numpy as np
+
+    ids, log_prob = model.predict_ids(inputs, k, search=search)
+    labels, found = model.classes_[ids], []
+    if model.model_.has_several_labels:
+        with np.errstate(divide="ignore"):
+            log_prob = np.log(np.take_along_axis(model.predict_label_proba(inputs), ids, axis=1))
     for names, values in zip(labels.tolist(), probabilities(log_prob), strict=True):
         texts = [description_of(model, name) for name in names]
         found.append(

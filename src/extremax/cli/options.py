@@ -19,12 +19,17 @@ from typing import IO, Annotated, Any, get_type_hints
 
 import typer
 
+from extremax.params import PARAMETERS
+
+# panels of --help, behind the options that most people need
+FILES, TRAINING, MORE = "Reading the file", "Training", "More options"
 Seed = Annotated[
     int | None,
     typer.Option("--seed", min=0, help="Seed of all random draws; the same seed gives the same result."),
 ]
 Threads = Annotated[
-    int | None, typer.Option("--threads", min=1, help="Threads; by default one per processor.")
+    int | None,
+    typer.Option("--threads", min=1, help="Threads; by default one per processor.", rich_help_panel=MORE),
 ]
 Encoder = Annotated[
     str | None,
@@ -32,9 +37,12 @@ Encoder = Annotated[
         "--encoder",
         metavar="NAME",
         help="Sentence encoder that the model was trained with; its name in the folder is not enough.",
+        rich_help_panel=MORE,
     ),
 ]
-Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON, for programs.")]
+Json = Annotated[
+    bool, typer.Option("--json", help="Print the result as JSON, for programs.", rich_help_panel=MORE)
+]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show warnings and errors only.")]
 
 ModelArgument = Annotated[Path, typer.Argument(metavar="MODEL", help="Folder of a saved model.")]
@@ -57,38 +65,58 @@ Search = StrEnum("Search", ["exact", "beam"])
 class Reading:
     """Options for reading a file of rows."""
 
-    format: Annotated[FileFormat, typer.Option(help="Format of DATA; auto detects it from the content.")] = (
-        FileFormat.auto
-    )
     text_column: Annotated[
         str | None, typer.Option(help="Column or JSON field of texts: its name, or its position from 0.")
     ] = None
     label_column: Annotated[
         str | None, typer.Option(help="Column or JSON field of labels: its name, or its position from 0.")
     ] = None
-    vector_column: Annotated[
-        str | None, typer.Option(help="Column of vectors in a Parquet or Arrow file.")
-    ] = None
     label_separator: Annotated[str | None, typer.Option(help="Separator of several labels in one field.")] = (
         None
     )
-    delimiter: Annotated[str | None, typer.Option(help="Separator of columns.  [default: detected]")] = None
+    encoding: Annotated[
+        str | None,
+        typer.Option(help="Encoding of text, such as cp1252.  [default: UTF-8, or UTF-16 by its mark]"),
+    ] = None
+    format: Annotated[
+        FileFormat,
+        typer.Option(help="Format of DATA; auto detects it from the content.", rich_help_panel=FILES),
+    ] = FileFormat.auto
+    delimiter: Annotated[
+        str | None, typer.Option(help="Separator of columns.  [default: detected]", rich_help_panel=FILES)
+    ] = None
     header: Annotated[
         bool | None,
-        typer.Option("--header/--no-header", help="Whether the first row holds names.  [default: detected]"),
+        typer.Option(
+            "--header/--no-header",
+            help="Whether the first row holds names.  [default: detected]",
+            rich_help_panel=FILES,
+        ),
+    ] = None
+    skip_bad_lines: Annotated[
+        bool,
+        typer.Option(
+            "--skip-bad-lines",
+            help="Count and skip malformed lines, up to a tenth of all.",
+            rich_help_panel=FILES,
+        ),
+    ] = False
+    vector_column: Annotated[
+        str | None,
+        typer.Option(help="Column of vectors in a Parquet or Arrow file.", rich_help_panel=FILES),
     ] = None
     labels_path: Annotated[
         Path | None,
         typer.Option(
-            "--labels", help="File of the labels of .npy features: .npy, or text with one label per line."
+            "--labels",
+            help="File of the labels of .npy features: .npy, or text with one label per line.",
+            rich_help_panel=FILES,
         ),
     ] = None
     n_features: Annotated[
-        int | None, typer.Option(min=1, help="Width of libsvm rows.  [default: largest index]")
+        int | None,
+        typer.Option(min=1, help="Width of libsvm rows.  [default: largest index]", rich_help_panel=FILES),
     ] = None
-    skip_bad_lines: Annotated[
-        bool, typer.Option("--skip-bad-lines", help="Count and skip malformed lines.")
-    ] = False
 
     def arguments(self) -> dict[str, Any]:
         """Return the keyword arguments for `load_dataset`."""
@@ -116,20 +144,40 @@ def column_of(given: str | None) -> str | int | None:
 # Messages of the library name arguments of functions; on the command line these are options.
 _AS_OPTIONS = {
     "skip_bad_lines=True": "--skip-bad-lines",
+    "encoding='cp1252'": "--encoding cp1252",
+    "encoding is": "--encoding is",
     "pass format= one of": "pass --format with one of",
     "text_column and label_column": "--text-column and --label-column",
     "labels_path is for": "--labels is for",
     "partial_fit(X, y) trains": "--train-known trains",
     'partial_fit(X, y, new_classes="add") takes': "--train-known takes",
     "add_classes takes rows": "--add takes rows",
+    "NgramFeatures with smaller": "smaller",
+    "such as no n-grams of characters": "such as by --char-ngrams 0 0",
+    "read it in parts with extremax.data.iter_dataset": "read it in parts (train --batch-rows)",
+    "; fewer texts.": "; fewer texts at a time (--batch-rows).",
+    "give fit an eval_set": "give --valid FILE",
 }
 _PARAMETER = re.compile(r"The '(\w+)' parameter of \w+ must be")
+_NAMES = [
+    name for name in (*PARAMETERS, "eval_set", "char_ngrams", "word_ngrams", "hash_bits") if "_" in name
+]
+# a parameter, perhaps with a value; in quotes it is the name of a column, with a dot or a slash of a file
+_ADVISED = re.compile(
+    rf"(?<!['\w/.])({'|'.join(_NAMES)}|(?:solver|optimizer)(?==))(?:='(\w+)')?(?!['\w/.]\S)"
+)
 
 
 def in_options(message: str) -> str:
     """Return a message of the library in the words of the command line."""
     for argument, option in _AS_OPTIONS.items():
         message = message.replace(argument, option)
+
+    def spell(found: re.Match[str]) -> str:
+        name, value = found.groups()
+        return option_of(name) + ("" if value is None else f" {value}")
+
+    message = _ADVISED.sub(spell, message)
     return _PARAMETER.sub(lambda found: f"{option_of(found.group(1))} must be", message)
 
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from extremax.cli.options import option_of
+from extremax.cli.options import TRAINING, option_of
 from extremax.params import PARAMETERS, SOLVER_PARAMETERS, Parameter
 
 # These have another spelling in every command, or none: see cli/options.py.
@@ -36,7 +36,7 @@ def _option(parameter: Parameter) -> tuple[str, Any, Any]:
         kind = make(parameter.name, {name: name for name in parameter.choices}, type=str)
     elif parameter.choices:
         kind, metavar = str, f"[NUMBER|{'|'.join(parameter.choices)}]"
-    panel = _SOLVERS if parameter.solvers else None
+    panel = _SOLVERS if parameter.solvers else TRAINING
     option = typer.Option(help=help_of(parameter), metavar=metavar, rich_help_panel=panel)
     return parameter.name, Annotated[kind | None, option], field(default=None)
 

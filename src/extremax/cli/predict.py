@@ -245,7 +245,7 @@ def _write_csv(
     has_head = False
     for carried, labels, prob in answers:
         # The head waits for the first rows: they may be bad.
-        rows = [] if has_head else [[*carried, *predicted]]
+        rows = [] if has_head else [[show(name) for name in (*carried, *predicted)]]
         has_head = True
         for before, names, values in zip(zip(*carried.values(), strict=True), labels, prob, strict=True):
             p = [decimal(value) for value in values]
@@ -255,7 +255,7 @@ def _write_csv(
         file.write(csv_bytes(rows))
         file.flush()
     if not has_head:
-        file.write(csv_bytes([[*early_names, *predicted]]))
+        file.write(csv_bytes([[show(name) for name in (*early_names, *predicted)]]))
 
 
 def _write_parquet(file: IO[bytes], answers: Iterable[Answers]) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -54,15 +56,28 @@ def report(
     found = analyse(clf, rows, labels)
     warn_left_out(found.n_left_out)
     document = make_document(clf, found, examples=rows if takes_texts(clf) else ())
-    if len(targets) > 1:
-        out.mkdir(parents=True, exist_ok=True)
-    if "json" in targets:
-        save_document(document, targets["json"])
-    if "html" in targets:
-        write_report(clf, document, targets["html"], title=title or model.resolve().name)
+    with _folder(out) if len(targets) > 1 else nullcontext():
+        if "json" in targets:
+            save_document(document, targets["json"])
+        if "html" in targets:
+            write_report(clf, document, targets["html"], title=title or model.resolve().name)
     for path in targets.values():
         terminal.log(f"wrote {path}")
     _show(found, opening.as_json)
+
+
+@contextmanager
+def _folder(path: Path) -> Iterator[None]:
+    """Make a folder; one that is new and still empty goes where the block fails."""
+    is_new = not path.exists()
+    path.mkdir(parents=True, exist_ok=True)
+    try:
+        yield
+    except BaseException:
+        with suppress(OSError):
+            if is_new:
+                path.rmdir()
+        raise
 
 
 def _targets(out: Path) -> dict[str, Path]:

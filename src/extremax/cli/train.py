@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import signal
-import sys
 import time
+import warnings
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from extremax.cli import terminal
+from extremax.cli.batches import train_in_batches
 from extremax.cli.models import describe_labels, load_labelled, named_labels
 from extremax.cli.options import (
+    FILES,
+    MORE,
+    TRAINING,
     DataArgument,
     Json,
     Quiet,
@@ -21,45 +26,118 @@ from extremax.cli.options import (
     Seed,
     TextKind,
     Threads,
+    option_of,
     wrong_usage,
 )
 from extremax.cli.parameters import Parameters, given
 from extremax.cli.signals import EXIT_INTERRUPTED
+
+_FEW_ROWS, _FOLDS = 1000, 5  # fewer rows are measured by so many models of their parts
+_TEXTS = "Texts"
+
+
+@dataclass(frozen=True)
+class TextOptions:
+    """Options of the features of texts."""
+
+    kind: Annotated[
+        TextKind | None,
+        typer.Option(
+            "--features",
+            help="Features of texts; with --encoder, beside the embeddings."
+            "  [default: ngrams, or the encoder alone]",
+            rich_help_panel=_TEXTS,
+        ),
+    ] = None
+    encoder: Annotated[
+        str | None,
+        typer.Option(
+            help="Name of a sentence-transformers model to embed texts with.", rich_help_panel=_TEXTS
+        ),
+    ] = None
+    word_ngrams: Annotated[
+        int | None,
+        typer.Option(help="Longest run of words; 0 for none.  [default: 2]", rich_help_panel=_TEXTS),
+    ] = None
+    char_ngrams: Annotated[
+        tuple[int, int] | None,
+        typer.Option(
+            metavar="MIN MAX",
+            help="Shortest and longest n-gram of characters; 0 0 for none.  [default: 4 4, of names 2 5]",
+            rich_help_panel=_TEXTS,
+        ),
+    ] = None
+    hash_bits: Annotated[
+        int | None,
+        typer.Option(
+            help="Binary logarithm of the number of different n-grams, at most.  [default: 20]",
+            rich_help_panel=_TEXTS,
+        ),
+    ] = None
+
+    @property
+    def given(self) -> str:
+        """The first option that was given."""
+        name = next(field.name for field in fields(self) if getattr(self, field.name) is not None)
+        return option_of({"kind": "features"}.get(name, name))
+
+    def classifier(self, classifier: Any) -> Any:
+        """Return a classifier of texts; raise for bad values."""
+        from extremax.features.ngrams import NgramFeatures
+        from extremax.text import TextClassifier
+
+        names = ("word_ngrams", "char_ngrams", "hash_bits")
+        given = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+        features = NgramFeatures(**given)
+        _ = features.options  # checks them
+        wanted = features if given or self.kind is not None else None
+        return TextClassifier(classifier, features=wanted, encoder=self.encoder)
 
 
 def train(  # noqa: PLR0913 (the parameters are the options)
     data: DataArgument,
     out: Annotated[Path, typer.Option("--out", "-o", metavar="MODEL", help="Folder to save the model in.")],
     *,
+    reading: Reading,
+    batch_rows: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Train on so many rows of a file of texts at a time, which need not fit into memory.",
+            rich_help_panel=FILES,
+        ),
+    ] = None,
     valid: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Rows to validate on, in the format of DATA.")
     ] = None,
+    fast: Annotated[
+        bool,
+        typer.Option("--fast", help="Skip training and keep the initial model, for a first look."),
+    ] = False,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace the model in MODEL even if training is interrupted.")
+    ] = False,
+    seed: Seed = 0,
+    quiet: Quiet = False,
+    texts: TextOptions,
     reduce: Annotated[
         Reduction | None,
         typer.Option(
-            help="For rows with several labels: keep one, or make each label a row.  [default: keep all]"
+            help="For rows with several labels: keep one, or make each label a row.  [default: keep all]",
+            rich_help_panel=TRAINING,
         ),
     ] = None,
+    parameters: Parameters,
     descriptions: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="CSV of labels and their descriptions, shown by ask and inspect."),
-    ] = None,
-    features: Annotated[
-        TextKind | None,
         typer.Option(
-            help="Features of texts; with --encoder, beside the embeddings."
-            "  [default: ngrams, or the encoder alone]"
+            metavar="FILE",
+            help="CSV of labels and their descriptions, shown by ask and inspect.",
+            rich_help_panel=MORE,
         ),
     ] = None,
-    encoder: Annotated[
-        str | None, typer.Option(help="Name of a sentence-transformers model to embed texts with.")
-    ] = None,
-    seed: Seed = 0,
     threads: Threads = None,
     as_json: Json = False,
-    quiet: Quiet = False,
-    reading: Reading,
-    parameters: Parameters,
 ) -> None:
     """Train a model on a file, and save it.
 
@@ -69,7 +147,9 @@ def train(  # noqa: PLR0913 (the parameters are the options)
     Parquet or Arrow with a text or vector column, .npy or .npz features,
     XMC repository or libsvm text; .gz, .xz and .zst are read as they are.
 
-    Ctrl-C or SIGTERM ends training early and saves the model as far as it got.
+    \b
+    Ctrl-C or SIGTERM ends training early and saves the model as far as it got,
+    beside a model that is there already.
 
     \b
     extremax train tickets.csv --out model
@@ -77,53 +157,73 @@ def train(  # noqa: PLR0913 (the parameters are the options)
     """
     terminal.set_quiet(quiet)
     from extremax.classifier import ExtremeClassifier
-    from extremax.features.ngrams import NgramFeatures
     from extremax.storage.folder import HEADER, check_target
-    from extremax.text import TextClassifier
 
     if descriptions is not None and not descriptions.exists():
         raise FileNotFoundError(f"{descriptions}: there is no such file.")
-    verbose = sys.stderr.isatty() and not quiet
     # before an hour of training, not after
     with wrong_usage():
         options = given(parameters)
-        classifier = ExtremeClassifier(**options, random_state=seed, n_jobs=threads, verbose=int(verbose))
+        if batch_rows is not None and (fast or valid or reduce):
+            raise typer.BadParameter("--batch-rows does not go with --fast, --valid or --reduce.")
+        if fast and options.setdefault("n_epochs", 0) != 0:
+            raise typer.BadParameter("--fast trains no epochs; leave out --n-epochs.")
+        classifier = ExtremeClassifier(**options, random_state=seed, n_jobs=threads, verbose=int(not quiet))
         classifier.check_params()
-    check_target(out)
+        texts.classifier(classifier)
     replaces = (out / HEADER).exists()
+    beside = out.with_name(out.name + "-interrupted") if replaces and not overwrite else out
+    for target in {out, beside}:
+        check_target(target)
     if replaces:
         terminal.log(f"{out} holds a model, which this one will replace")
     started = time.perf_counter()
-    rows, counts = _load(data, reading, reduce)
-    eval_set = None if valid is None else _pair(_load(valid, reading, reduce, counts)[0])
-    model: Any = classifier
-    if rows.texts is not None:
-        wanted = None if features is None else NgramFeatures()
-        model = TextClassifier(classifier, features=wanted, encoder=encoder)
-    elif encoder is not None or features is not None:
-        raise typer.BadParameter(f"{data} holds features, not texts: --features and --encoder do not apply.")
-    kind = "texts" if rows.texts is not None else f"{rows.X.shape[1]:,} features"
-    terminal.log(f"{data}: {rows.n_samples:,} rows of {kind}" + (f"; {rows.note}" if rows.note else ""))
-    model.fit(*_pair(rows), eval_set=eval_set)
+    if batch_rows is None:
+        rows, eval_set = _load_all(data, valid, reading, reduce)
+        model, n_samples = _estimator(classifier, rows, texts, data), rows.n_samples
+        model.fit(*_pair(rows), eval_set=eval_set)
+    else:
+        rows, model = None, texts.classifier(classifier.set_params(verbose=0))
+        n_samples = train_in_batches(model, data, reading.arguments(), batch_rows, seed)
     if descriptions is not None:
         describe_labels(model, descriptions)
+    out, replaces = (beside, False) if model.interrupted_ and beside != out else (out, replaces)
     _save(model, out)
+    _report(model, out, replaces)
+    found = {} if quiet and not as_json else _measure(model, rows, seed)
     if as_json:
         terminal.show_json(
             {
                 "model": str(out),
-                "n_samples": rows.n_samples,
+                "n_samples": n_samples,
                 "n_classes": len(model.classes_),
                 "n_features": model.model_.n_features,
                 "interrupted": model.interrupted_,
                 "replaced": replaces,
                 "seconds": time.perf_counter() - started,
                 **model.history_[-1],
+                **found,
             }
         )
-    _report(model, out, replaces)
     if model.interrupted_:
         raise typer.Exit(EXIT_INTERRUPTED)
+
+
+def _load_all(path: Path, valid: Path | None, reading: Reading, reduce: Reduction | None) -> tuple[Any, Any]:
+    """Return the rows to train on, and those to validate on as a pair."""
+    rows, counts = _load(path, reading, reduce)
+    kind = "texts" if rows.texts is not None else f"{rows.X.shape[1]:,} features"
+    terminal.log(f"{path}: {rows.n_samples:,} rows of {kind}" + (f"; {rows.note}" if rows.note else ""))
+    return rows, None if valid is None else _pair(_load(valid, reading, reduce, counts)[0])
+
+
+def _estimator(classifier: Any, rows: Any, texts: TextOptions, path: Path) -> Any:
+    """Return the classifier of rows, or one of texts."""
+    if rows.texts is not None:
+        return texts.classifier(classifier)
+    if texts != TextOptions():
+        raise typer.BadParameter(f"{path} holds features, not texts: {texts.given} does not apply.")
+    return classifier
 
 
 def _save(model: Any, out: Path) -> None:
@@ -136,18 +236,68 @@ def _save(model: Any, out: Path) -> None:
 
 def _report(model: Any, out: Path, replaced: bool) -> None:
     last = model.history_[-1]
-    loss = f"loss {last['loss']:.4f}" if last["epoch"] else "no epochs"
-    epochs = f"{last['epoch']} epoch{'' if last['epoch'] == 1 else 's'}"
-    terminal.log(f"{len(model.classes_):,} classes, {epochs} in {last['seconds']:.1f} s: {loss}")
+    epochs = f"{last['epoch']} epoch{'' if last['epoch'] == 1 else 's'}" if last["epoch"] else "no epochs"
+    loss = f": loss {last['loss']:.4f}" if last["loss"] == last["loss"] else ""  # unknown on few rows
+    terminal.log(f"{len(model.classes_):,} classes, {epochs} in {last['seconds']:.1f} s{loss}")
+    place = f"saved in {out}" + (", in place of the model that was there" if replaced else "")
+    terminal.log(place + ("; training was interrupted" if model.interrupted_ else ""))
+
+
+def _measure(model: Any, data: Any, seed: int | None) -> dict[str, float]:
+    """Tell how good the model is, and return figures that are not in its history; `data` are all rows."""
+    last = model.history_[-1]
     if "valid_accuracy" in last:
         terminal.log(f"validation: {_figures(last, 'valid')}")
     elif "held_out_accuracy" in last:
         rows = f"{last['held_out_rows']:,} rows that were not trained on"
         terminal.log(f"held out: {_figures(last, 'held_out')}, on {rows}")
+    elif data is None or data.n_samples >= _FEW_ROWS or model.interrupted_:
+        how = "give --valid FILE, or --validation-fraction 0.1"
+        terminal.log(f"held out: none, as rows are few; {how}, to measure the model")
     else:
-        terminal.log("held out: none, as rows are few; give --valid FILE to measure the model")
-    place = f"saved in {out}" + (", in place of the model that was there" if replaced else "")
-    terminal.log(place + ("; training was interrupted" if model.interrupted_ else ""))
+        accuracy, error = cross_validate(model, *_pair(data), seed)
+        of_five = f"{_FOLDS} models of {_FOLDS - 1} in {_FOLDS} rows"
+        terminal.log(f"cross-validated: accuracy {accuracy:.3f} ± {error:.3f}, by {of_five} each")
+        return {"cross_validated_accuracy": accuracy, "cross_validated_error": error}
+    return {}
+
+
+def cross_validate(model: Any, inputs: Any, labels: Any, seed: int | None) -> tuple[float, float]:
+    """Return the accuracy on rows that a model of the others predicts, and its standard error."""
+    import numpy as np
+    from sklearn.base import clone
+
+    def take(rows: Any, numbers: Any) -> Any:
+        return [rows[i] for i in numbers] if isinstance(rows, list) else rows[numbers]
+
+    n_rows = len(labels) if isinstance(labels, list) else labels.shape[0]
+    order = np.random.default_rng(seed).permutation(n_rows)
+    labels_are_single = not isinstance(labels, list) and labels.ndim == 1
+    if labels_are_single:  # the rows of a class go to different folds
+        order = order[np.argsort(labels[order], kind="stable")]
+    quiet = {"classifier__verbose" if hasattr(model, "classifier") else "verbose": 0}
+    hits = 0.0
+    for fold in range(min(_FOLDS, n_rows)):
+        out = np.sort(order[fold::_FOLDS])
+        rest = np.setdiff1d(order, out)
+        known = _distinct(take(labels, rest))
+        if len(known) < 2:  # nothing to learn: the answer is always the same
+            hits += sum(label in known for label in take(labels, out)) if labels_are_single else 0
+            continue
+        copy = clone(model).set_params(**quiet)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the fit of all rows has given them
+            copy.fit(take(inputs, rest), take(labels, rest))
+            hits += len(out) * copy.score(take(inputs, out), take(labels, out))
+    hedged = (hits + 2.0) / (n_rows + 4.0)  # after Agresti and Coull: few rows without a mistake prove little
+    return hits / n_rows, float(np.sqrt(hedged * (1.0 - hedged) / (n_rows + 4.0)))
+
+
+def _distinct(labels: Any) -> set[Any]:
+    """Return the different labels of rows."""
+    if isinstance(labels, list):
+        return {label for row in labels for label in row}
+    return set((labels if labels.ndim == 1 else labels.indices).tolist())
 
 
 def _figures(record: dict[str, Any], prefix: str) -> str:

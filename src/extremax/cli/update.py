@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated, Any
@@ -59,9 +60,9 @@ def update(  # noqa: PLR0913 (the options are the interface)
     if add is None and not remove and not merge:
         raise typer.BadParameter("nothing to do: give --add, --remove or --merge.")
     target = model if out is None else out
+    in_place = os.path.realpath(target) == os.path.realpath(model)
     # from load to save: of two updates at once, one would be lost
-    is_model = target == model and (model / HEADER).exists()
-    with hold_folder(model) if is_model else nullcontext():
+    with hold_folder(model) if in_place and (model / HEADER).exists() else nullcontext():
         clf = load_model(model, encoder=opening.encoder)
         classifier = classifier_of(clf)
         saved, classifier.n_jobs = classifier.n_jobs, opening.threads
@@ -83,7 +84,7 @@ def update(  # noqa: PLR0913 (the options are the interface)
         terminal.log(
             f"{change['what'].replace('_', ' ')}: {change['n_changed']:,}{rows}, then {change['n_classes']:,}"
         )
-    terminal.log(f"saved in {target}" + (", in place of the model that was there" if target == model else ""))
+    terminal.log(f"saved in {target}" + (", in place of the model that was there" if in_place else ""))
 
 
 def _listed(given: list[str]) -> list[str]:

@@ -98,9 +98,13 @@ class BadLines:
         self.n_seen = 0
         self._n_reported, self._messages = 0, list[str]()
 
-    def add(self, message: str, line: int | None = None, column: int | None = None) -> None:
-        """Raise for a bad line, or count it."""
-        hint = "" if self._skip else "; correct it, or pass skip_bad_lines=True to leave such lines out."
+    def add(
+        self, message: str, line: int | None = None, column: int | None = None, *, advice: str = ""
+    ) -> None:
+        """Raise for a bad line, or count it; advice says what to do beside correcting it."""
+        hint = f"; {advice}" if advice else ""
+        if not self._skip:
+            hint = f"{hint or '; correct it'}, or pass skip_bad_lines=True to leave such lines out."
         error = DataFileError(self._path, message + hint, line=line, column=column)
         if not self._skip:
             raise error

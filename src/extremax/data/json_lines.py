@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from extremax.data.dataset import DataFileError
-from extremax.data.streams import bad_utf8
+from extremax.data.streams import bad_utf8, encoding_advice
 from extremax.data.text_tables import Row, TextReader, split_labels
 
 _HEAD_ROWS = 100  # objects whose fields are looked at
@@ -40,7 +40,9 @@ def read_json(reader: TextReader) -> Iterator[Row]:
     for line, record in itertools.chain(head, records):
         found = record.get(text)
         if not isinstance(found, str) or bad_utf8(found) >= 0:
-            reader.bad_lines.add(f"expected UTF-8 text in {text!r}, got {_shown(found)}", line)
+            advice = encoding_advice(found) if isinstance(found, str) else ""
+            got = f"expected UTF-8 text in {text!r}, got {_shown(found)}"
+            reader.bad_lines.add(got, line, advice=advice)
             continue
         labels = None if label is None else _labels(record.get(label), reader.options.label_separator)
         if label is not None and labels is None:

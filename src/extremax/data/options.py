@@ -23,6 +23,7 @@ class ReadOptions:
     vector_column: str | None = None
     label_separator: str | None = None
     delimiter: str | None = None
+    encoding: str | None = None
     header: bool | None = None
     n_features: int | None = None
     zero_based: ZeroBased = "auto"

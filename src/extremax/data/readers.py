@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import csv
 import os
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -19,7 +21,7 @@ from extremax.data.dataset import DataFileError, Dataset
 from extremax.data.json_lines import read_json
 from extremax.data.options import Column, Kept, Progress, ReadOptions, ZeroBased
 from extremax.data.sparse_text import SparseTextReader
-from extremax.data.streams import HEAD_BYTES, SUFFIXES, ByteStream, Source, on_disk, open_stream
+from extremax.data.streams import BINARY, HEAD_BYTES, SUFFIXES, ByteStream, Source, on_disk, open_stream
 from extremax.data.text_tables import (
     LABEL_NAMES,
     LABEL_PREFIX,
@@ -47,6 +49,8 @@ _TEXT_READERS = {
     "tsv": read_table,
 }
 _JSON = re.compile(rb"\s*(?:\{\s*[\"}]|\[\s*[{\"\]])")
+_MOST_SKIPPED, _JUDGED_ROWS = 0.1, 100  # of so many rows or more; more mean a wrong format or encoding
+_SNIFFED_LINES = 20  # from which the separator of columns is told
 _XMC_HEADER = re.compile(rb"\s*\d+[ \t]+\d+[ \t]+\d+[ \t]*\r?")
 _SPARSE_LINE = re.compile(
     rb"[-+\d.,]*([ \t]+\d+:[-+\d.eE]+)+[ \t]*(#.*)?\r?|\d+:[-+\d.eE]+([ \t]+\d+:[-+\d.eE]+)*[ \t]*\r?"
@@ -65,6 +69,7 @@ def load_dataset(  # noqa: PLR0913 (the parameters are the API)
     vector_column: str | None = None,
     label_separator: str | None = None,
     delimiter: str | None = None,
+    encoding: str | None = None,
     header: bool | None = None,
     n_features: int | None = None,
     zero_based: ZeroBased = "auto",
@@ -102,8 +107,10 @@ def load_dataset(  # noqa: PLR0913 (the parameters are the API)
     label_separator : str or None
         Separator of several labels in one field of a table.
     delimiter : str or None
-        Separator of the columns of a table; by default a tab in TSV and a comma in CSV, or what its first row
-        has instead.
+        Separator of the columns of a table; by default a tab in TSV, and in CSV the one of ``, ; | tab`` that
+        its first rows have outside quotes.
+    encoding : str or None
+        Encoding of text, such as "cp1252"; None means UTF-8, or UTF-16 where the file begins with its mark.
     header : bool or None
         Whether the first row of a table holds names; None detects it.
     n_features : int or None
@@ -111,7 +118,7 @@ def load_dataset(  # noqa: PLR0913 (the parameters are the API)
     zero_based : bool or "auto"
         Whether libsvm indices count from 0; "auto" means yes if the file has an index 0.
     skip_bad_lines : bool
-        Skip and count malformed lines instead of raising an error.
+        Skip and count malformed lines instead of raising an error; more than a tenth of them are one.
     progress : callable or None
         Called with the bytes read so far (rows for Parquet) and the total, which is None for a pipe.
 
@@ -132,7 +139,7 @@ def load_dataset(  # noqa: PLR0913 (the parameters are the API)
     >>> data.format, data.X.shape, data.y.toarray().tolist()
     ('xmc', (2, 4), [[1, 0, 1], [0, 1, 0]])
     """
-    data = next(_batches(path, format, _options(locals()), None))
+    data = next(_checked(path, format, _options(locals()), None))
     return data if reduce is None else reduce_labels(data, reduce, label_counts)
 
 
@@ -146,6 +153,7 @@ def iter_dataset(  # noqa: PLR0913 (the parameters are the API)
     vector_column: str | None = None,
     label_separator: str | None = None,
     delimiter: str | None = None,
+    encoding: str | None = None,
     header: bool | None = None,
     n_features: int | None = None,
     zero_based: ZeroBased = "auto",
@@ -173,7 +181,7 @@ def iter_dataset(  # noqa: PLR0913 (the parameters are the API)
     """
     if batch_rows < 1:
         raise ValueError(f"batch_rows is {batch_rows}; it must be at least 1.")
-    return _batches(path, format, _options(locals()), batch_rows)
+    return _checked(path, format, _options(locals()), batch_rows)
 
 
 def _options(arguments: Mapping[str, Any]) -> ReadOptions:
@@ -185,12 +193,7 @@ def _options(arguments: Mapping[str, Any]) -> ReadOptions:
 def detect_format(stream: ByteStream) -> str:
     """Detect the format of a stream by its first bytes, its first lines and, for tables, its name."""
     head = stream.head
-    for magic, kind in (
-        (b"\x93NUMPY", "npy"),
-        (b"PK\x03\x04", "npz"),
-        (b"PAR1", "parquet"),
-        (b"ARROW1", "arrow"),
-    ):
+    for magic, kind in BINARY.items():
         if head.startswith(magic):
             return kind
     name = stream.name.lower()
@@ -215,13 +218,34 @@ def detect_format(stream: ByteStream) -> str:
     signs = {
         "libsvm": [bool(_SPARSE_LINE.fullmatch(line)) or line.startswith(b"#") for line in text[:5]],
         "tsv": [b"\t" in line for line in text],
-        "csv": [b"," in line for line in text],
+        "csv": [_delimiter(head).encode() in line for line in text],
     }
     for kind, agree in signs.items():
         if 2 * sum(agree) > len(agree):
             return kind
     message = "cannot tell the format from the first lines; pass format= one of"
     raise DataFileError(stream.name, f"{message} {', '.join(_FORMATS)}.", line=1)
+
+
+def _checked(source: Any, format: str, options: ReadOptions, batch_rows: int | None) -> Iterator[Dataset]:
+    """Yield the datasets of a file, and stop where more than a tenth of its rows were skipped."""
+    n_rows = n_skipped = 0
+    first = ""
+
+    def check() -> None:
+        if n_skipped > 1 and _MOST_SKIPPED * n_rows < n_skipped:
+            raise ValueError(
+                f"{n_skipped:,} of {n_rows:,} rows are malformed, more than a tenth; correct the file, or"
+                f" read it with other options. The first is {first}."
+            )
+
+    for data in _batches(source, format, options, batch_rows):
+        n_rows, n_skipped = n_rows + data.n_samples + data.n_skipped, n_skipped + data.n_skipped
+        first = first or (data.skipped[0] if data.skipped else "")
+        if batch_rows is None or n_rows >= _JUDGED_ROWS:  # the first lines of a pipe tell little of the rest
+            check()
+        yield data
+    check()
 
 
 def _batches(source: Any, format: str, options: ReadOptions, batch_rows: int | None) -> Iterator[Dataset]:
@@ -233,7 +257,7 @@ def _batches(source: Any, format: str, options: ReadOptions, batch_rows: int | N
         return
     if isinstance(source, str | os.PathLike) and Path(source).is_dir():
         source = _packed_or_not(Path(source) / "X.npy") or source
-    with open_stream(source, options.progress) as stream:
+    with open_stream(source, options.progress, options.encoding) as stream:
         kind = detect_format(stream) if format == "auto" else format
         if options.labels_path is not None and kind not in ("npy", "npz"):
             raise ValueError(
@@ -283,17 +307,25 @@ def _packed_or_not(path: Path) -> Path | None:
 
 
 def _delimiter(head: bytes) -> str:
-    """Detect the separator of columns: a comma, or ";", a tab or "|" if the first row has no comma."""
-    lines = [line for line in head.decode(errors="replace").split("\n") if line.strip()]
-    lines = (lines[:-1] if len(head) >= HEAD_BYTES else lines)[:20]  # the last one may be cut off
-    if not lines or "," in lines[0]:
-        return ","
-    for delimiter in (";", "\t", "|"):
-        names = {name.strip(' "\r').lower() for name in lines[0].split(delimiter)}
-        counts = {line.count(delimiter) for line in lines}
-        if len(names) > 1 and (names & {*TEXT_NAMES, *LABEL_NAMES} or (len(lines) > 1 and len(counts) == 1)):
-            return delimiter
-    return ","
+    """Detect the separator of columns by the first rows; what stands in quotes does not count.
+
+    It is the one that cuts out a usual name and makes rows of the same length; else one that does either.
+    """
+    lines = head.decode(errors="replace").split("\n")
+    lines = lines[:-1] if len(lines) > 2 else lines  # the last one may be cut off
+    best, found = 0, ","
+    for delimiter in (",", ";", "\t", "|"):
+        rows: list[list[str]] = []
+        with suppress(csv.Error):  # a quote in the wrong place, or one that is closed further down
+            for row in csv.reader(lines[:_SNIFFED_LINES], delimiter=delimiter, strict=True):
+                rows += [row] if "".join(row).strip() else []
+        if not rows or len(rows[0]) < 2:
+            continue
+        is_named = not {name.strip().lower() for name in rows[0]}.isdisjoint((*TEXT_NAMES, *LABEL_NAMES))
+        is_even = len(rows) > 1 and len({len(row) for row in rows}) == 1
+        if is_named + is_even > best:
+            best, found = is_named + is_even, delimiter
+    return found
 
 
 def reduce_labels(

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import bz2
+import codecs
 import gzip
 import io
 import lzma
 import os
+import re
 import shutil
 import tempfile
 import zlib
@@ -23,17 +25,22 @@ Source = str | os.PathLike[str] | IO[bytes]
 Read = Callable[[int], bytes]
 
 _MAGIC = {b"\x1f\x8b": "gz", b"BZh": "bz2", b"\xfd7zXZ\x00": "xz", b"\x28\xb5\x2f\xfd": "zst"}
+# formats of binary files, which are never recoded
+BINARY = {b"\x93NUMPY": "npy", b"PK\x03\x04": "npz", b"PAR1": "parquet", b"ARROW1": "arrow"}
 SUFFIXES = (".gz", ".bz2", ".xz", ".zst")
 HEAD_BYTES = 1 << 16  # from which compression and format are detected
 MAX_LINE_BYTES = 256 << 20  # a longer line means a damaged file, or another format
 _BUFFER_BYTES = 1 << 20
 _LOOK_BYTES = 64 << 20  # read between two looks at the available memory
 _SPARE_BYTES = 128 << 20  # of memory that reading leaves free
-_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+_UTF16_MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+_UTF8 = ("utf-8", "utf-8-sig")
+# what the bytes from 0x80 on mean in the texts of Western Europe, beside letters
+_CP1252_SIGNS = frozenset("€‚„…‰‹‘’“”•–—›§©«¬®°±²³´µ·¹º»¼½¾×÷£¥¿¡ª¨\xa0")
 
 
 class ByteStream:
-    """Decompressed bytes of a file or pipe.
+    """Decompressed bytes of a file or pipe; text is UTF-8, whatever encoding the file has.
 
     Attributes
     ----------
@@ -45,12 +52,19 @@ class ByteStream:
         "gz", "bz2", "xz", "zst", or "" for none.
     head : bytes
         The first bytes, without a byte order mark.
+    is_utf16 : bool
+        Whether the file begins with a mark of UTF-16, as Excel's "Unicode Text" does.
     file : BufferedReader
         All bytes, the head included.
     """
 
     def __init__(
-        self, source: IO[bytes], name: str, total: int | None = None, progress: Progress | None = None
+        self,
+        source: IO[bytes],
+        name: str,
+        total: int | None = None,
+        progress: Progress | None = None,
+        encoding: str | None = None,
     ) -> None:
         self.name, self.is_file = name, total is not None
         # read1 returns what a pipe has by now
@@ -63,7 +77,12 @@ class ByteStream:
             packed = io.BufferedReader(_Joined(head, read), _BUFFER_BYTES)
             read = _decompressor(packed, self.compression, self.name).read
             head = _first_bytes(read)
-        self.head = head.removeprefix(_BYTE_ORDER_MARK)
+        self.is_utf16 = head.startswith(_UTF16_MARKS)
+        encoding = encoding or ("utf-16" if self.is_utf16 else "utf-8")
+        if codecs.lookup(encoding).name not in _UTF8 and not head.startswith(tuple(BINARY)):
+            read = _as_utf8(_Joined(head, read).read, encoding, self.name)
+            head = _first_bytes(read)
+        self.head = head.removeprefix(codecs.BOM_UTF8)
         self.file = io.BufferedReader(_Joined(self.head, _counted(read, self._memory_check())), _BUFFER_BYTES)
 
     def lines(self) -> Iterator[str]:
@@ -113,11 +132,19 @@ class ByteStream:
 
 
 @contextmanager
-def open_stream(source: Source, progress: Progress | None = None) -> Iterator[ByteStream]:
+def open_stream(
+    source: Source, progress: Progress | None = None, encoding: str | None = None
+) -> Iterator[ByteStream]:
     """Open a file, or take an open binary file, which stays open; damaged compression is a DataFileError.
 
     `progress` is called with the bytes read so far, as they are in the file, and its size, None for a pipe.
     """
+    try:
+        "".encode(encoding or "utf-8")
+    except LookupError:
+        raise ValueError(
+            f"encoding is {encoding!r}, which Python does not know; give a name such as 'cp1252' or 'utf-16'."
+        ) from None
     if isinstance(source, str | os.PathLike):
         path = Path(source)
         if not path.exists():
@@ -132,7 +159,7 @@ def open_stream(source: Source, progress: Progress | None = None) -> Iterator[By
         name, total, opened = str(getattr(source, "name", "<stream>")), None, nullcontext(source)
     try:
         with opened as file:
-            yield ByteStream(file, name, total, progress)
+            yield ByteStream(file, name, total, progress, encoding)
     except (EOFError, OSError, lzma.LZMAError, zlib.error) as error:
         if isinstance(error, OSError) and (error.errno or type(error) not in (OSError, gzip.BadGzipFile)):
             raise  # of the system, not of a decompressor
@@ -167,6 +194,21 @@ def bad_utf8(text: str) -> int:
     return -1
 
 
+def encoding_advice(text: str) -> str:
+    """Return what to do about text from `ByteStream.lines` that is not UTF-8."""
+    try:
+        found = text.encode(errors="surrogateescape").decode("cp1252", errors="replace")
+    except UnicodeEncodeError:  # half a character, spelled out in JSON
+        return ""
+    word = re.search(r"\S*[^\x00-\x7f]\S*", found)
+    signs = [new for old, new in zip(text, found, strict=False) if not old.isascii()]
+    # each of its bytes has a meaning, and none is part of a character in UTF-8
+    fits = len(text) == len(found) and all(sign.isalpha() or sign in _CP1252_SIGNS for sign in signs)
+    if word is None or not fits:
+        return "name the encoding of the file, as in encoding='cp1252'"
+    return f"this looks like cp1252 ({word.group()[:30]!r}): pass encoding='cp1252'"
+
+
 class _Joined(io.RawIOBase):
     """Some bytes, then what a function reads."""
 
@@ -181,6 +223,28 @@ class _Joined(io.RawIOBase):
         self._head = self._head[len(buffer) :]
         buffer[: len(data)] = data
         return len(data)
+
+
+def _as_utf8(read: Read, encoding: str, name: str) -> Read:
+    """Return a function that reads text of another encoding as UTF-8."""
+    decoder, n_lines = codecs.getincrementaldecoder(encoding)(), 0
+
+    def recoded(n: int) -> bytes:
+        nonlocal n_lines
+        text, data = "", b"more"
+        while data and not text:
+            data = read(max(n // 4, 1))  # a byte becomes three at most
+            try:
+                text = decoder.decode(data, final=not data)
+            except UnicodeDecodeError as error:
+                line = n_lines + 1 + error.object[: error.start].count(b"\n")
+                bad = error.object[error.start : error.start + 1].hex()
+                message = f"the byte 0x{bad} has no meaning in {encoding}; give another encoding, or none."
+                raise DataFileError(name, message, line=line) from None
+        n_lines += text.count("\n")
+        return text.encode()
+
+    return recoded
 
 
 def _counted(read: Read, report: Callable[[int], None]) -> Read:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from extremax.data.dataset import BadLines, DataFileError, Dataset, make_labels, string_array
 from extremax.data.options import Column, Kept, ReadOptions
-from extremax.data.streams import MAX_LINE_BYTES, ByteStream, bad_utf8
+from extremax.data.streams import MAX_LINE_BYTES, ByteStream, bad_utf8, encoding_advice
 
 TEXT_NAMES = ("text", "description", "sentence", "title", "content", "body", "document", "query", "name", "x")
 LABEL_NAMES = ("label", "labels", "class", "category", "target", "code", "y")
@@ -20,7 +20,7 @@ LABEL_PREFIX = "__label__"
 _HEAD_ROWS = 1000  # of a file, from which columns and a header are recognised
 _HEAD_ROWS_PIPED = 100
 _LINE_BYTES = 1 << 20  # of plain lines, read at a time
-_NAME = re.compile(r"[^\W\d]\w*(?:[ _./-]?\w+){0,2}")
+_NAME = re.compile(r"[^\W\d]\w*(?:[ _./,(-]{0,2}\w+\)?){0,2}")
 
 
 class Row(NamedTuple):
@@ -78,6 +78,10 @@ class TextReader:
             **self.bad_lines.report(),
         )
 
+    def add_not_utf8(self, text: str, line: int | None, column: int | None = None) -> None:
+        """Add a line whose text is not UTF-8 to the bad ones."""
+        self.bad_lines.add("expected UTF-8 text", line, column, advice=encoding_advice(text))
+
     def choose_columns(self, names: Sequence[str], what: str = "column") -> tuple[int | None, int | None]:
         """Return the positions of text and label: those asked for, else those with usual names."""
         plain = [name.strip().lower() for name in names]
@@ -133,7 +137,7 @@ def read_lines(reader: TextReader) -> Iterator[Row | None]:
             number += 1
             text = line.removesuffix(b"\r").decode(errors="surrogateescape")
             if (at := bad_utf8(text)) >= 0:
-                reader.bad_lines.add("expected UTF-8 text", number, at + 1)
+                reader.add_not_utf8(text, number, at + 1)
             else:
                 yield Row(text, None, (text,) * n_kept)
         yield None
@@ -147,7 +151,7 @@ def read_fasttext(reader: TextReader) -> Iterator[Row]:
         if not line:
             continue
         if (at := bad_utf8(line)) >= 0:
-            reader.bad_lines.add("expected UTF-8 text", number, at + 1)
+            reader.add_not_utf8(line, number, at + 1)
             continue
         words = line.split()
         labels = [word.removeprefix(LABEL_PREFIX) for word in words if word.startswith(LABEL_PREFIX)]
@@ -169,8 +173,9 @@ def read_table(reader: TextReader) -> Iterator[Row]:
     # one limit on the length of a field serves the whole process; documents may exceed its default
     csv.field_size_limit(max(csv.field_size_limit(), MAX_LINE_BYTES))
     delimiter = reader.options.delimiter or ","
-    # in tab-separated files a quote is a character like others
-    dialect: dict[str, Any] = {"quoting": csv.QUOTE_NONE} if delimiter == "\t" else {"strict": True}
+    # in tab-separated files a quote is a character like others, except in those that Excel writes as UTF-16
+    is_plain = delimiter == "\t" and not reader.stream.is_utf16
+    dialect: dict[str, Any] = {"quoting": csv.QUOTE_NONE} if is_plain else {"strict": True}
     records = _records(reader, csv.reader(reader.stream.lines(), delimiter=delimiter, **dialect))
     n_head = _HEAD_ROWS if reader.stream.is_file else _HEAD_ROWS_PIPED
     if not reader.stream.is_file and reader.options.text_column is not None:
@@ -186,10 +191,12 @@ def read_table(reader: TextReader) -> Iterator[Row]:
             continue
         bad = next((i for i in used if bad_utf8(fields[i]) >= 0), None)
         if bad is not None:
-            reader.bad_lines.add("expected UTF-8 text", line, bad + 1)
+            reader.add_not_utf8(fields[bad], line, bad + 1)
             continue
         labels = None
         if label_at is not None:
+            if not any(fields):
+                continue  # an empty row of a spreadsheet
             if not fields[label_at] and not reader.options.label_separator:
                 reader.bad_lines.add("expected a label, got an empty field", line, label_at + 1)
                 continue
@@ -227,6 +234,9 @@ def _choose(reader: TextReader, head: list[list[str]]) -> tuple[int, int | None,
     )
     width = len(head[0])
     names = head[0] if header else [str(i) for i in range(width)]
+    bad = next((i for i in range(width) if bad_utf8(head[0][i]) >= 0), None)
+    if header and bad is not None:
+        reader.add_not_utf8(names[bad], 1, bad + 1)
     text, label = reader.choose_columns(names)
     if width == 1:
         text = 0
@@ -239,7 +249,8 @@ def _choose(reader: TextReader, head: list[list[str]]) -> tuple[int, int | None,
     shown = [repr(name.strip()) if header else f"column {name}" for name in names]
     if text is None:
         message = "cannot tell which column holds the text; pass text_column and label_column. Columns are"
-        raise DataFileError(reader.stream.name, f"{message} {', '.join(shown[:10])}.", line=1)
+        of_first = shown if header else [f"{i} ({value[:20]!r})" for i, value in enumerate(head[0])]
+        raise DataFileError(reader.stream.name, f"{message} {', '.join(of_first[:10])}.", line=1)
     if header:
         _warn_of_duplicates(reader.stream.name, [name.strip().lower() for name in names])
     kept = reader.keep_columns(names if header else [f"column_{i}" for i in range(width)])
@@ -248,6 +259,9 @@ def _choose(reader: TextReader, head: list[list[str]]) -> tuple[int, int | None,
         f"{reader.format.upper()} {'with' if header else 'without'} a header: texts from {shown[text]}, "
     )
     reader.note += "no labels" if label is None else f"labels from {shown[label]}"
+    others = shown[:text] + shown[text + 1 :]
+    if label is None and others and not reader.options.ignore_labels:
+        reader.note += f" among {', '.join(others[:10])}"
     return text, label, kept, header
 
 

@@ -198,7 +198,7 @@ def _xml_cnn_features(name: str, reduce: Reduction | None) -> SplitData:
     )
 
 
-LEMMA_SUBSETS = {f"lemmas-{n}": n for n in (5_000, 16_000, 50_000)}
+LEMMA_SUBSETS = {f"lemmas-{n}": n for n in (5_000, 16_000, 50_000, 219_109)}
 _EURLEX: dict[str, Reduction] = {"eurlex57k": "rarest", "eurlex57k-smallest": "smallest"}
 _XML_CNN = {"amazon-670k": "Amazon-670K", "wikipedia-500k": "Wikipedia-500K"}
 _LOADERS: dict[str, Callable[[str, Reduction | None], SplitData]] = {

@@ -28,6 +28,7 @@ from extremax.types import Float32
 
 Point: TypeAlias = dict[str, Any]
 PLATEAU = 0.02  # relative gain over a doubling of epochs below which accuracy no longer rises
+_FIRST_PLATEAU = 8  # epochs: a method may begin slowly
 
 
 @dataclass(frozen=True)
@@ -128,12 +129,44 @@ def read_curve(path: Path) -> list[Point]:
     return points
 
 
+def save_test_rows(folder: Path, number: int, by_row: Float32) -> None:
+    """Write hits and log-probabilities of the test rows at a point of the curve."""
+    target = folder / "test_rows" / f"{number:03d}.npy"
+    target.parent.mkdir(exist_ok=True)
+    np.save(target, by_row)
+
+
+def read_test_rows(folder: Path, number: int) -> Float32:
+    """Return what `save_test_rows` wrote."""
+    by_row: Float32 = np.load(folder / "test_rows" / f"{number:03d}.npy", allow_pickle=False)
+    return by_row
+
+
 def gain_of_last_doubling(points: Sequence[Point]) -> float:
-    """Return the relative gain of validation accuracy from half of the epochs to the end."""
+    """Return the change of validation accuracy from half of the epochs to the end, over the larger of both.
+
+    Examples
+    --------
+    >>> gain_of_last_doubling([{"epoch": 4, "valid_accuracy": 0.5}, {"epoch": 8, "valid_accuracy": 0.0}])
+    -1.0
+    """
     last = points[-1]
     half = [point for point in points if point["epoch"] <= last["epoch"] / 2]
     before = half[-1]["valid_accuracy"] if half else 0.0
-    return float((last["valid_accuracy"] - before) / max(last["valid_accuracy"], 1e-12))
+    return float((last["valid_accuracy"] - before) / max(last["valid_accuracy"], before, 1e-12))
+
+
+def on_plateau(points: Sequence[Point]) -> bool:
+    """Tell whether accuracy neither rose nor fell over the last doubling of epochs.
+
+    Examples
+    --------
+    >>> on_plateau([{"epoch": 4, "valid_accuracy": 0.50}, {"epoch": 8, "valid_accuracy": 0.505}])
+    True
+    >>> on_plateau([{"epoch": 4, "valid_accuracy": 0.50}, {"epoch": 8, "valid_accuracy": 0.4}])
+    False
+    """
+    return points[-1]["epoch"] >= _FIRST_PLATEAU and abs(gain_of_last_doubling(points)) < PLATEAU
 
 
 def best_point(points: Sequence[Point], figure: str) -> Point:

@@ -130,8 +130,8 @@ class EvaluationConfig(_Section, frozen=True):
         Training ends with the epoch in which the clock passes this; the model then depends on the speed of
         the machine.
     until_plateau
-        Points lie at 1, 2, 4, ... epochs instead, and training ends at the one where the last doubling gained
-        less than 2% of validation accuracy, after 8 epochs at the earliest.
+        Points lie at 1, 2, 4, ... epochs instead; training ends at the one where the last doubling changed
+        validation accuracy by less than 2% of itself, after 8 epochs at the earliest.
     seed
         Seed of the samples.
     """

@@ -28,19 +28,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-import numpy as np
 import scipy.sparse as sp
 
 from extremax.classifier import ExtremeClassifier
 from extremax.errors import TrainingInterruptedWarning
 from extremax.experiments.curve import (
-    PLATEAU,
     CurveFile,
     Evaluator,
     Point,
     Schedule,
     best_point,
-    gain_of_last_doubling,
+    on_plateau,
+    save_test_rows,
 )
 from extremax.experiments.machine import environment
 from extremax.experiments.methods import make_classifier, method_of
@@ -53,10 +52,8 @@ from extremax.runtime.locks import hold_folder
 from extremax.runtime.threads import resolve_threads
 from extremax.solvers.loop import Moment, Record, Watcher
 from extremax.text import load_model
-from extremax.types import Float32
 
 OnPoint = Callable[[Point], None]
-_FIRST_PLATEAU = 8  # epochs: a method may begin slowly
 _LONG_COMPILATION = 5.0  # seconds of compilation that are worth a message
 
 
@@ -254,8 +251,7 @@ class RunWatcher(Watcher):
             point = self._add_point(record, samples, self.clf.model_)
             if self.patience is not None:
                 stop |= self._keep_best(point, record["epoch"], self.patience)
-            if self.until_plateau and record["epoch"] >= _FIRST_PLATEAU:
-                stop |= gain_of_last_doubling(self.curve.points) < PLATEAU
+            stop |= self.until_plateau and on_plateau(self.curve.points)
         self.finished = stop
         if not self.options.keep_model and (stop or record["epoch"] == self.clf.choices_["n_epochs"]):
             self.close(record)
@@ -311,19 +307,6 @@ class RunWatcher(Watcher):
 def record_samples(record: Record, n_rows: int) -> int:
     """Return the training rows seen at the end of the epoch of a record."""
     return int(record["epoch"]) * n_rows
-
-
-def save_test_rows(folder: Path, number: int, by_row: Float32) -> None:
-    """Write hits and log-probabilities of the test rows at a point of the curve."""
-    target = folder / "test_rows" / f"{number:03d}.npy"
-    target.parent.mkdir(exist_ok=True)
-    np.save(target, by_row)
-
-
-def read_test_rows(folder: Path, number: int) -> Float32:
-    """Return what `save_test_rows` wrote."""
-    by_row: Float32 = np.load(folder / "test_rows" / f"{number:03d}.npy", allow_pickle=False)
-    return by_row
 
 
 def complete(clf: ExtremeClassifier, train: Callable[[], object]) -> None:

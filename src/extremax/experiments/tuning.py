@@ -4,8 +4,7 @@ The folder of a search holds ``study.db`` (SQLite), ``trials.json`` and ``best.t
 best parameters. An interrupted or killed search is resumed: finished trials are kept, and one that was cut
 off is repeated. While a search runs, it locks its folder.
 
-The default space is the paper's grid, with higher learning rates added: here rows are scaled to mean square
-length one, the paper's were longer, and a step of Adagrad is as long as the learning rate for any features.
+The default space is the paper's grid, with higher learning rates added: the best ones on rows of unit length.
 """
 
 from __future__ import annotations
@@ -141,14 +140,16 @@ def tune(  # noqa: PLR0913 (the parameters are the API)
     """
     try:
         import optuna
+        from sqlalchemy.exc import SQLAlchemyError
     except ImportError as error:
         raise ImportError("a search needs optuna: pip install 'extremax[tune]'.") from error
     folder, n_trials = Path(out), n_trials or recipe.search.n_trials
     space = dict(recipe.search.space) or default_space(recipe.model)
     with open_folder(folder, "search.json", _description(recipe, space), what="search"):
         optuna.logging.set_verbosity(optuna.logging.ERROR)
-        storage = optuna.storages.RDBStorage(f"sqlite:///{folder / 'study.db'}")
+        storage: Any = None
         try:
+            storage = optuna.storages.RDBStorage(f"sqlite:///{folder / 'study.db'}")
             study = optuna.create_study(
                 study_name="search",
                 storage=storage,
@@ -173,9 +174,18 @@ def tune(  # noqa: PLR0913 (the parameters are the API)
                     _try(study, optuna, trial, recipe, rows, n_jobs, noise)
                     on_trial(_trials(study)[-1])
             trials = _trials(study)
+        except (SQLAlchemyError, optuna.exceptions.StorageInternalError) as error:
+            cause: BaseException = error
+            while cause.__cause__ is not None:  # the words of SQLite, without the statement
+                cause = cause.__cause__
+            raise OSError(
+                f"{folder / 'study.db'} cannot be read or written ({cause}); the same command goes on from"
+                " the trials that are in it."
+            ) from error
         finally:
-            storage.remove_session()
-            storage.engine.dispose()
+            if storage is not None:
+                storage.remove_session()
+                storage.engine.dispose()
         write_json(folder / "trials.json", [vars(trial) for trial in trials])
         chosen = best_trial(trials)
         best = recipe.with_model(**chosen.parameters)

@@ -8,9 +8,10 @@ With ``NUMBA_DISABLE_JIT=1`` the same code runs as plain Python (slowly), for de
 from __future__ import annotations
 
 import glob
+import warnings
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from functools import wraps
+from functools import cache, wraps
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -45,6 +46,7 @@ class MendingCache(FunctionCache):  # type: ignore[misc]
             OSError
         ):  # a full disk, or a folder that may no longer be written: the kernel runs all the same
             self._throw_away()
+            _warn_uncached()
         except Exception:  # the index is damaged
             self._throw_away()
             super().save_overload(sig, data)
@@ -61,10 +63,22 @@ def njit(func: F) -> F:
     """Compile a kernel that Python calls; cached on disk where a cache folder can be written."""
     compiled = numba.njit(nogil=True, no_cfunc_wrapper=True, **_OPTIONS)(func)
     if not JIT_DISABLED:
-        # RuntimeError: numba found no place for the cache, in a read-only install without a home folder
-        with suppress(RuntimeError):
+        try:
             compiled._cache = MendingCache(compiled.py_func)
+        except RuntimeError:  # numba found no place, in a read-only install without a home folder
+            _warn_uncached()
     return compiled  # type: ignore[no-any-return]
+
+
+@cache
+def _warn_uncached() -> None:
+    """Say once how kernels need not be compiled in every process."""
+    warnings.warn(
+        "compiled kernels cannot be kept, so every process compiles them again, for up to a minute; set"
+        " NUMBA_CACHE_DIR to a folder that can be written.",
+        RuntimeWarning,
+        stacklevel=3,
+    )
 
 
 def helper(func: F) -> F:

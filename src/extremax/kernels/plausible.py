@@ -47,6 +47,8 @@ class Problem(NamedTuple):
     row_weights: np.ndarray  # (n_rows,) float32
     own_offsets: np.ndarray  # (n_pairs,) float32; empty where the bias of the class is the offset
     offsets: np.ndarray  # (n_rows, n_slots) float32, or empty
+    own_duals: np.ndarray  # (n_pairs,) float32: dual variables of an earlier fit, replaced by those found
+    duals: np.ndarray  # (n_rows, n_slots) float32
     mean: np.ndarray  # (n_features,) float32: of each feature where it is not zero
 
 
@@ -79,7 +81,7 @@ class Local(NamedTuple):
 
 
 @helper
-def _gather(problem, listing, n_slots, c, bias, place, local):
+def _gather(problem, listing, n_slots, c, bias, inverse, constant, place, local):
     """Copy the rows of one class, with features numbered as they come; return rows, own rows, features."""
     rows = problem.rows
     n_own = listing.own_starts[c + 1] - listing.own_starts[c]
@@ -91,12 +93,14 @@ def _gather(problem, listing, n_slots, c, bias, place, local):
             r = problem.pair_rows[pair]
             local.weights[k] = problem.pair_weights[pair]
             local.offsets[k] = problem.own_offsets[pair] if problem.own_offsets.size > 0 else bias
+            local.duals[k] = problem.own_duals[pair]
         else:
             entry = listing.entries[listing.starts[c] + k - n_own]
             r = entry // n_slots
             local.weights[k] = problem.row_weights[r]
             slot = entry - r * n_slots
             local.offsets[k] = problem.offsets[r, slot] if problem.offsets.size > 0 else bias
+            local.duals[k] = problem.duals[r, slot]
         local.lines[k] = r
         local.begins[k] = end
         for p in range(rows.indptr[r], rows.indptr[r + 1]):
@@ -110,12 +114,29 @@ def _gather(problem, listing, n_slots, c, bias, place, local):
             local.values[end] = rows.data[p]
             end += 1
         local.ends[k] = end
-        local.duals[k] = np.float32(0.0)
         local.order[k] = k
     for j in range(n_features):
         place[local.features[j]] = -1
     local.w[n_features] = np.float32(0.0)
+    for k in range(n):
+        if local.duals[k] != 0.0:
+            step = np.float32(local.duals[k] * inverse)
+            local.w[n_features] += step * constant
+            for p in range(local.begins[k], local.ends[k]):
+                local.w[local.places[p]] += step * local.values[p]
     return n, n_own, n_features
+
+
+@helper
+def _keep_duals(problem, listing, n_slots, c, n, n_own, local):
+    """Store the dual variables of one class."""
+    for k in range(n):
+        if k < n_own:
+            problem.own_duals[listing.own[listing.own_starts[c] + k]] = local.duals[k]
+        else:
+            entry = listing.entries[listing.starts[c] + k - n_own]
+            r = entry // n_slots
+            problem.duals[r, entry - r * n_slots] = local.duals[k]
 
 
 @helper
@@ -138,7 +159,7 @@ def _solve(squares, options, c, n, n_own, last, local):
             i = local.order[k]
             score = constant * w[last]
             for p in range(local.begins[i], local.ends[i]):
-                score += values[p] * w[places[p]]
+                score += values[p] * w[np.uint32(places[p])]  # unsigned: no look for indices from the end
             target = 1.0 if i < n_own else 0.0
             weight, old = np.float64(local.weights[i]), np.float64(local.duals[i])
             q = (squares[local.lines[i]] + constant * constant) * inverse
@@ -160,7 +181,7 @@ def _solve(squares, options, c, n, n_own, last, local):
                 local.duals[i] = new
                 w[last] += step * constant
                 for p in range(local.begins[i], local.ends[i]):
-                    w[places[p]] += step * values[p]
+                    w[np.uint32(places[p])] += step * values[p]
         if is_full and largest <= options.tolerance:
             break
 
@@ -176,8 +197,12 @@ def fit_classes(problem, listing, n_slots, options, classes, place, local, ends,
     for k in range(classes.size):
         c, at = classes[k], ends[k]
         if listing.own_starts[c + 1] > listing.own_starts[c]:
-            n, n_own, n_features = _gather(problem, listing, n_slots, c, biases[c], place, local)
+            inverse, constant = 1.0 / options.regularization, np.float32(options.bias_feature)
+            n, n_own, n_features = _gather(
+                problem, listing, n_slots, c, biases[c], inverse, constant, place, local
+            )
             _solve(problem.squares, options, c, n, n_own, n_features, local)
+            _keep_duals(problem, listing, n_slots, c, n, n_own, local)
             biases[c] += np.float32(options.bias_feature) * local.w[n_features]
             for j in range(n_features):
                 if abs(local.w[j]) * problem.mean[local.features[j]] >= options.prune:

@@ -24,6 +24,18 @@ def copy_lines(offsets, indices, values, starts, out_indices, out):
 
 
 @njit
+def place_lines(offsets, indices, values, first, starts, lines, out):
+    """Put the entries of lines `first` and on where each index begins, and move that place behind them."""
+    for line in range(offsets.size - 1):
+        for p in range(offsets[line], offsets[line + 1]):
+            at = starts[indices[p]]
+            lines[at] = first + line
+            if out.size > 0:
+                out[at] = values[p]
+            starts[indices[p]] = at + 1
+
+
+@njit
 def transpose(offsets, indices, values, starts, lines, out):
     """Sort the entries of a matrix by index: fill `starts` (zero on entry), their lines, and their values.
 
@@ -34,13 +46,7 @@ def transpose(offsets, indices, values, starts, lines, out):
         starts[indices[p] + 1] += 1
     for i in range(n):
         starts[i + 1] += starts[i]
-    for line in range(offsets.size - 1):
-        for p in range(offsets[line], offsets[line + 1]):
-            at = starts[indices[p]]
-            lines[at] = line
-            if out.size > 0:
-                out[at] = values[p]
-            starts[indices[p]] = at + 1
+    place_lines(offsets, indices, values, 0, starts, lines, out)
     for i in range(n, 0, -1):  # each is now where the next begins
         starts[i] = starts[i - 1]
     starts[0] = 0

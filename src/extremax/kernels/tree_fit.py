@@ -75,6 +75,7 @@ class Settings(NamedTuple):
     """The numbers of `TreeFitConfig` that the kernel reads, and the seed of the samples."""
 
     patient: bool
+    fit_pairs: bool
     max_points: int
     n_starts: int
     several_starts_points: int
@@ -705,8 +706,9 @@ def _fit_node(data, nodes, settings, scratch, number, level, labels, total, alte
         for c in range(k + 1):
             right[c] = 0.0
         for j in range(m - m // 2, m):
-            for c in range(k + 1):
-                right[c] += data.sums[labels[j], c]
+            if data.offsets[labels[j] + 1] > data.offsets[labels[j]]:
+                for c in range(k + 1):
+                    right[c] += data.sums[labels[j], c]
     curvature = _evaluate(node, theta, True)
     n_splits, changed = _ascend(
         node,
@@ -789,7 +791,7 @@ def fit_subtree(data, nodes, settings, scratch, subtree, alternate):
             total = 0
             for label in labels:
                 total += offsets[label + 1] - offsets[label]
-            if total > 0 and last - first > 1:
+            if total > 0 and last - first > (1 if settings.fit_pairs else 2):
                 level = subtree.level + below
                 _fit_node(data, nodes, settings, scratch, number, level, labels, total, alternate)
             else:

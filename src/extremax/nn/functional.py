@@ -1,19 +1,21 @@
 """The sampled softmax loss: a cross-entropy over very many classes that scores a few of them.
 
 The score of class y for a hidden state h is s_y = h.w_y + b_y. All rows of a minibatch are compared with the
-same classes, those that a sampler draws and the targets of the rows. Row i has the loss log Z_i - s_{i,y_i},
+same columns, the targets of the rows and the classes that a sampler draws. Row i has the loss
+log Z_i - s_{i,y_i},
 
-    Z_i = exp(s_{i,y_i}) + sum over the other classes j of the set of v_j exp(s_ij),
+    Z_i = exp(s_{i,y_i}) + sum over the columns k of another class of v_k exp(s_ik),
 
 whose expectation is the sum of the full softmax. There are two choices of v:
 
-- Given the rows, targets are in the set for certain: v_j = 1 for these, and 1 / pi_j for other drawn classes,
-  pi_j being the inclusion probability of the draw.
-- If rows are independent and class frequencies q_j are known, the n targets are a sample of classes, too,
-  with the inclusion probabilities 1 - (1 - q_j)^(n - 1). With the share t of this sample in the estimate,
-  v_j = t / (1 - (1 - q_j)^(n - 1)) [j is a target] + (1 - t) / pi_j [j was drawn]. Then a class is pushed
-  away from the other rows in the step in which it is pulled towards its own: its gradient is centred, and
-  classes learn faster.
+- Given the rows, targets are in the set for certain: v_k = 1 for the first column of each of these, and
+  1 / pi for other drawn classes, pi being the inclusion probability of the draw.
+- If sequences are independent and class frequencies q are known, the m targets of the other sequences are a
+  sample of classes, too. With the share t of this sample in the estimate, v_k = t / (m q) for these targets,
+  0 for those of the row's own sequence, and (1 - t) / pi for drawn classes. Then a class is pushed away from
+  the other rows in the step in which it is pulled towards its own: its gradient is centred, and classes learn
+  faster. Rows of a minibatch without a dimension of sequences are sequences of one row. m is the mean over
+  the rows, which is exact for sequences of one length.
 """
 
 from __future__ import annotations
@@ -26,15 +28,26 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from extremax.nn.kernels import masked_log_sum
+from extremax.nn.kernels import is_left_out, masked_log_sum
 from extremax.nn.samplers import Draw
 
 
 class BatchSample(NamedTuple):
-    """Targets of a minibatch as a sample: its share, and 1 / inclusion probability of each target (n,)."""
+    """Targets of a minibatch as a sample.
+
+    Attributes
+    ----------
+    share
+        Of the estimate.
+    expected : (K,)
+        How many of the targets that a row is compared with are expected to be of the class of each.
+    own : (n, 2)
+        First and last column, plus one, of the row's own sequence.
+    """
 
     share: float
-    inverse_pi: Tensor
+    expected: Tensor
+    own: Tensor
 
 
 class Terms(NamedTuple):
@@ -86,8 +99,8 @@ def sampled_softmax_loss(  # noqa: PLR0913 (as in torch.nn.functional)
     sampler
         Called without arguments, returns the classes to compare with and the logarithms of their inclusion
         probabilities: `FrequencySampler`, `UniformSampler` or one of your own. With a `FrequencySampler`,
-        rows of a `target` of one dimension are taken for independent: flattened sequences would bias the
-        estimate.
+        the first dimension of `target` is taken for that of independent sequences or rows: flattened
+        sequences would bias the estimate.
     reduction : {"mean", "sum", "none"}
         As in ``F.cross_entropy``.
     label_smoothing : float
@@ -117,7 +130,7 @@ def sampled_softmax_loss(  # noqa: PLR0913 (as in torch.nn.functional)
     kept = y != ignore_index
     y = torch.where(kept, y, 0)
     draw = sampler()
-    batch = batch_sample(sampler, y, kept, draw) if target.ndim == 1 else None
+    batch = batch_sample(sampler, y, kept, len(target) if target.ndim > 0 else 1, draw)
     terms = class_terms(
         h, weight, bias, y, kept, draw, class_weight, batch, smooths=label_smoothing > 0.0, sparse=sparse
     )
@@ -127,13 +140,26 @@ def sampled_softmax_loss(  # noqa: PLR0913 (as in torch.nn.functional)
     return losses.sum() / total if reduction == "mean" else losses.sum()
 
 
-def batch_sample(sampler: Any, y: Tensor, kept: Tensor, draw: Draw) -> BatchSample | None:
+def shared_rows(n: int, draw: Draw) -> Tensor | slice:
+    """Return which of n rows give their targets to the others: as many as classes are drawn, at most."""
+    n_shared = len(draw.classes)
+    return (
+        slice(None) if n <= n_shared else torch.arange(n_shared, device=draw.classes.device) * n // n_shared
+    )
+
+
+def batch_sample(sampler: Any, y: Tensor, kept: Tensor, n_sequences: int, draw: Draw) -> BatchSample | None:
     """Return the sample that the targets y (n,) are, if the sampler knows frequencies."""
     share = getattr(sampler, "batch_share", 0.0)
-    if share == 0.0:
+    if share == 0.0 or n_sequences < 2 or len(y) == 0:
         return None
-    n_others = (kept[: len(draw.classes)].sum() - 1).clamp(min=1)
-    return BatchSample(share, -1.0 / torch.expm1(n_others * torch.log1p(-sampler.frequencies(y))))
+    sequence = torch.arange(len(y), device=y.device) // (len(y) // n_sequences)
+    columns = shared_rows(len(y), draw)
+    shared, counted = sequence[columns], F.pad(kept[columns].long().cumsum(0), (1, 0))
+    own = torch.stack([torch.searchsorted(shared, sequence, right=right) for right in (False, True)], dim=1)
+    n_own = (counted[own[:, 1]] - counted[own[:, 0]]) * kept
+    n_others = counted[-1] - n_own.sum() / kept.sum().clamp(min=1)
+    return BatchSample(share, n_others.clamp(min=1.0) * sampler.frequencies(y[columns]), own)
 
 
 def class_terms(  # noqa: PLR0913 (a minibatch, a table and a set)
@@ -149,36 +175,32 @@ def class_terms(  # noqa: PLR0913 (a minibatch, a table and a set)
     smooths: bool,
     sparse: bool,
 ) -> Terms:
-    """Compare rows h (n, d) with the drawn classes and with the targets y (n,) that are `here`.
-
-    At most as many rows give their targets to the others as classes are drawn.
-    """
-    n, n_shared = len(y), min(len(y), len(draw.classes))
+    """Compare rows h (n, d) with the drawn classes and with the targets y (n,) that are `here`."""
+    n, shared = len(y), shared_rows(len(y), draw)
     sparse = sparse and not torch.compiler.is_compiling()  # inductor has no sparse tensors
     both = torch.cat([y, draw.classes])
     rows = F.embedding(both, weight, sparse=sparse)
-    classes = both if n_shared == n else torch.cat([y[:n_shared], draw.classes])
-    columns = rows if n_shared == n else torch.cat([rows[:n_shared], rows[n:]])
     own = (h * rows[:n]).sum(dim=1, dtype=_float(rows.dtype))
-    shift = _log_factors(y[:n_shared], here[:n_shared], draw, batch).to(own.dtype)
-    if bias is not None:
-        biases = torch.gather(bias, 0, both, sparse_grad=sparse).to(own.dtype)
-        own = own + biases[:n]
-        shift_of_scores = biases if n_shared == n else torch.cat([biases[:n_shared], biases[n:]])
-    else:
-        shift_of_scores = torch.zeros_like(shift)
+    biases = rows.new_zeros(len(both)) if bias is None else torch.gather(bias, 0, both, sparse_grad=sparse)
+    biases = biases.to(own.dtype)
+    own = own + biases[:n]
+    factors = _log_factors(y[shared], here[shared], draw, batch).to(own.dtype)
+    columns, classes = rows, both
+    if not isinstance(shared, slice):
+        columns, biases, classes = (torch.cat([x[:n][shared], x[n:]]) for x in (rows, biases, both))
     # The score of a row's own target is known for certain: it enters once, beside the columns.
     masked_y = torch.where(here, y, -1)
     own_column = torch.where(here, own, -math.inf)
-    log_sum = masked_log_sum(h, columns, shift_of_scores + shift, own_column, classes, masked_y)
+    mask = (classes, masked_y, y.new_zeros(n, 2) if batch is None else batch.own)
+    log_sum = masked_log_sum(h, columns, biases + factors, own_column, *mask)
     own = torch.where(here, own, 0.0)
     if not smooths:
         return Terms(log_sum, own, None)
-    shares, own_share = shift.exp(), here.to(own.dtype)
+    shares, own_share = factors.exp(), here.to(own.dtype)
     if class_weight is not None:
         shares, own_share = shares * class_weight[classes], own_share * class_weight[y]
-    shares = shares.expand(n, -1).masked_fill(classes == masked_y.unsqueeze(1), 0.0)
-    scores = (h @ columns.mT).to(own.dtype) + shift_of_scores
+    shares = shares.expand(n, -1).masked_fill(is_left_out(*mask), 0.0)
+    scores = (h @ columns.mT).to(own.dtype) + biases
     score_sum = (scores * shares).sum(dim=1) + own * own_share
     return Terms(log_sum, own, score_sum)
 
@@ -219,24 +241,18 @@ def check_shapes(hidden: Tensor, weight: Tensor, target: Tensor | None = None) -
 
 
 def _log_factors(targets: Tensor, here: Tensor, draw: Draw, batch: BatchSample | None) -> Tensor:
-    """Return log v of the targets, then of the drawn classes; -inf for repeated ones."""
-    keys = torch.where(here, targets, -1)
-    ordered, order = keys.sort(stable=True)
+    """Return log v of the targets, then of the drawn classes; -inf for those that do not count."""
+    drawn = (-draw.log_pi).exp()
+    if batch is not None:
+        sampled = torch.where(here, batch.share / batch.expected.to(drawn.dtype), 0.0)
+        return torch.cat([sampled, (1.0 - batch.share) * drawn]).log()
+    ordered, order = torch.where(here, targets, -1).sort(stable=True)
     is_first = torch.ones_like(here)
     is_first[1:] = ordered[1:] != ordered[:-1]
     is_first = torch.empty_like(is_first).scatter(0, order, is_first) & here
     places = torch.searchsorted(ordered, draw.classes)
     is_target = F.pad(ordered, (0, 1), value=torch.iinfo(ordered.dtype).max)[places] == draw.classes
-    drawn = (-draw.log_pi).exp()
-    certain = torch.ones_like(is_first, dtype=drawn.dtype)
-    if batch is not None:
-        drawn = (1.0 - batch.share) * drawn
-        certain = batch.share * batch.inverse_pi[: len(targets)].to(drawn.dtype)
-        # A target that was drawn, too, has both: its first place among the targets gets the sum.
-        both = torch.where(is_target, drawn, 0.0)
-        certain = certain.index_add(0, F.pad(order, (0, 1))[places], both)
-    certain = torch.where(is_first, certain, 0.0)
-    return torch.cat([certain, torch.where(is_target, 0.0, drawn)]).log()
+    return torch.cat([is_first.to(drawn.dtype), torch.where(is_target, 0.0, drawn)]).log()
 
 
 def _float(dtype: torch.dtype) -> torch.dtype:

@@ -18,70 +18,79 @@ _LEAST = np.float32(-60.0)  # below, exp is 0: denormal ratios would make produc
 
 
 def masked_log_sum(
-    h: Tensor, columns: Tensor, shift: Tensor, own: Tensor, classes: Tensor, y: Tensor
+    h: Tensor, columns: Tensor, shift: Tensor, own: Tensor, classes: Tensor, y: Tensor, left_out: Tensor
 ) -> Tensor:
-    """Return log(exp(own_i) + sum over the classes j != y_i of exp(h_i.columns_j + shift_j)), (n,).
+    """Return log(exp(own_i) + sum over j of exp(h_i.columns_j + shift_j)), (n,).
 
-    The only numbers that are kept for the backward pass beside the arguments are the ratios (n, K) of the
+    Columns of the class y_i do not count, nor do those from ``left_out[i, 0]`` to ``left_out[i, 1]`` - 1. The
+    only numbers that are kept for the backward pass beside the arguments are the ratios (n, K) of the
     summands to the sum.
     """
     if torch._C._are_functorch_transforms_active():  # torch.func derives plain torch alone
-        return _compose(h, columns, shift, own, classes, y)
-    out: Tensor = _MaskedLogSum.apply(h, columns, shift, own, classes, y)  # type: ignore[no-untyped-call]
+        return _compose(h, columns, shift, own, classes, y, left_out)
+    out: Tensor = _MaskedLogSum.apply(h, columns, shift, own, classes, y, left_out)  # type: ignore[no-untyped-call]
     return out
 
 
 class _MaskedLogSum(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, *inputs: Tensor) -> Tensor:
-        h, columns, shift, own, classes, y = inputs
+        h, columns, shift, own, *mask = inputs
         scores = h @ columns.mT
         ctx.product_dtype = scores.dtype
         log_sum: Tensor
         if scores.device.type == "cpu" and scores.dtype == own.dtype == torch.float32:
-            log_sum = softmax_in_place(scores, shift, own, classes, y)
+            log_sum = softmax_in_place(scores, shift, own, *mask)
             ratios = scores
         else:
-            ratios, log_sum = _softmax(scores.to(own.dtype), shift, own, classes, y)
+            ratios, log_sum = _softmax(scores.to(own.dtype), shift, own, *mask)
         ctx.save_for_backward(*inputs, ratios, log_sum)
         return log_sum
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         (grad,), saved = grads, ctx.saved_tensors
-        h, columns, shift, own, classes, y, ratios, log_sum = saved
+        h, columns, shift, own, *mask, ratios, log_sum = saved
         if torch.is_grad_enabled():  # a gradient of this gradient will be wanted
             # Views, each a node of its own: else the gradient of h would hold that of own, which h leads to.
             h, columns, shift, own = (x.view_as(x) for x in (h, columns, shift, own))
             tables = (h, columns, shift, own)
             wanted = [x for x, is_wanted in zip(tables, ctx.needs_input_grad, strict=False) if is_wanted]
-            found = iter(torch.autograd.grad(_compose(*tables, classes, y), wanted, grad, create_graph=True))
+            found = iter(torch.autograd.grad(_compose(*tables, *mask), wanted, grad, create_graph=True))
             return (*(next(found) if is_wanted else None for is_wanted in ctx.needs_input_grad),)
         dtype, by_row = ctx.product_dtype, grad.unsqueeze(1)
         products = ratios.to(dtype)
         grad_h = (products @ columns.to(dtype)).to(h.dtype) * by_row.to(h.dtype)
         grad_columns = (products.mT @ (h * by_row).to(dtype)).to(columns.dtype)
-        return grad_h, grad_columns, ratios.mT @ grad, (own - log_sum).exp() * grad, None, None
+        return grad_h, grad_columns, ratios.mT @ grad, (own - log_sum).exp() * grad, None, None, None
 
 
-def _compose(h: Tensor, columns: Tensor, shift: Tensor, own: Tensor, classes: Tensor, y: Tensor) -> Tensor:
-    scores = (h @ columns.mT).to(own.dtype) + shift
-    scores = scores.masked_fill(classes == y.unsqueeze(1), -math.inf)
+def is_left_out(classes: Tensor, y: Tensor, left_out: Tensor) -> Tensor:
+    """Return which columns do not count, (n, K)."""
+    places = torch.arange(len(classes), device=classes.device)
+    inside = (places >= left_out[:, :1]) & (places < left_out[:, 1:])
+    return inside | (classes == y.unsqueeze(1))
+
+
+def _compose(h: Tensor, columns: Tensor, shift: Tensor, own: Tensor, *mask: Tensor) -> Tensor:
+    scores = ((h @ columns.mT).to(own.dtype) + shift).masked_fill(is_left_out(*mask), -math.inf)
     return torch.logsumexp(torch.cat([own.unsqueeze(1), scores], dim=1), dim=1)
 
 
-def _softmax(scores: Tensor, shift: Tensor, own: Tensor, classes: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    scores = (scores + shift).masked_fill_(classes == y.unsqueeze(1), -math.inf)
+def _softmax(scores: Tensor, shift: Tensor, own: Tensor, *mask: Tensor) -> tuple[Tensor, Tensor]:
+    scores = (scores + shift).masked_fill_(is_left_out(*mask), -math.inf)
     log_sum = torch.logaddexp(torch.logsumexp(scores, dim=1), own)
     least = torch.finfo(log_sum.dtype).min  # where a row has no summand at all
     return scores.sub_(log_sum.clamp(min=least).unsqueeze(1)).exp_(), log_sum
 
 
 @torch.library.custom_op("extremax::softmax_in_place", mutates_args=("scores",))
-def softmax_in_place(scores: Tensor, shift: Tensor, own: Tensor, classes: Tensor, y: Tensor) -> Tensor:
+def softmax_in_place(
+    scores: Tensor, shift: Tensor, own: Tensor, classes: Tensor, y: Tensor, left_out: Tensor
+) -> Tensor:
     """Overwrite scores (n, K) by their ratios to the sum; return its logarithm (n,)."""
     log_sum = torch.empty_like(own)
-    arrays = [x.detach().contiguous().numpy() for x in (shift, own, classes, y)]
+    arrays = [x.detach().contiguous().numpy() for x in (shift, own, classes, y, left_out)]
     table, out, blocks = scores.detach().numpy(), log_sum.numpy(), split(len(own), _ROW_BLOCK)
     kernel: Any = _softmax_rows
     run(lambda i: kernel(table, *arrays, out, *blocks[i]), len(blocks), torch.get_num_threads())
@@ -89,16 +98,18 @@ def softmax_in_place(scores: Tensor, shift: Tensor, own: Tensor, classes: Tensor
 
 
 @softmax_in_place.register_fake
-def _(scores: Tensor, shift: Tensor, own: Tensor, classes: Tensor, y: Tensor) -> Tensor:
+def _(scores: Tensor, shift: Tensor, own: Tensor, *mask: Tensor) -> Tensor:
     return torch.empty_like(own)
 
 
 @njit
-def _softmax_rows(scores, shift, own, classes, y, log_sum, start, stop):  # type: ignore[no-untyped-def]  # noqa: PLR0913
+def _softmax_rows(scores, shift, own, classes, y, left_out, log_sum, start, stop):  # type: ignore[no-untyped-def]  # noqa: PLR0913
     """Do what `softmax_in_place` does, for rows [start, stop)."""
     width = scores.shape[1]
     for i in range(start, stop):
         row, target, top = scores[i], y[i], own[i]
+        for j in range(left_out[i, 0], left_out[i, 1]):
+            row[j] = np.float32(-np.inf)
         for j in range(width):
             s = row[j] + shift[j]
             s = np.float32(-np.inf) if classes[j] == target else s

@@ -140,11 +140,11 @@ class ExtremeSoftmax(nn.Module):
         """Return log-probabilities of targets (...) with their mean loss, or of all classes without them."""
         if target is None:
             return self.log_prob(hidden)
+        self._warn_of_dense_gradients()
         losses = self._sampled_losses(hidden, target) if self.training else self._exact_losses(hidden, target)
         return SoftmaxOutput(-losses, losses.sum() / (target != self.ignore_index).sum())
 
     def _sampled_losses(self, hidden: Tensor, target: Tensor) -> Tensor:
-        self._warn_of_dense_gradients()
         return sampled_softmax_loss(
             hidden,
             self.weight,
@@ -158,15 +158,15 @@ class ExtremeSoftmax(nn.Module):
         )
 
     def _warn_of_dense_gradients(self) -> None:
-        if self.sparse or self.out_features < _MANY_CLASSES or not self.weight.requires_grad:
+        if self.sparse or not self.training or self.out_features < _MANY_CLASSES:
             return
-        if not (self._warned or torch.compiler.is_compiling()):
+        if self.weight.requires_grad and not (self._warned or torch.compiler.is_compiling()):
             self._warned = True
             warnings.warn(
                 f"Dense gradients of {self.out_features} classes take far longer than the loss: create the"
                 " optimizer with extremax.nn.make_optimizer(model), or the layer with sparse=True for"
                 " RowAdagrad.",
-                stacklevel=4,
+                stacklevel=5,  # where the layer is called
             )
 
     def _exact_losses(self, hidden: Tensor, target: Tensor) -> Tensor:

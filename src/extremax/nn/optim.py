@@ -260,7 +260,8 @@ def make_optimizer(
     Parameters
     ----------
     model : Module
-        The whole model. Parameters that need no gradient are left out.
+        The whole model. Frozen parameters are left out, but for those of output layers, which do not move
+        until they are unfrozen.
     lr : float
         Learning rate of the other parameters.
     row_lr : float, optional
@@ -282,7 +283,7 @@ def make_optimizer(
     sparse = {id(m.weight) for m in tables if m.sparse} - by_row.keys()
     kinds: dict[str, list[Tensor]] = {"rows": [], "sparse": [], "dense": []}
     for p in model.parameters():
-        if p.requires_grad:
+        if p.requires_grad or id(p) in by_row:
             kinds["rows" if id(p) in by_row else "sparse" if id(p) in sparse else "dense"].append(p)
     parts: list[torch.optim.Optimizer] = []
     if kinds["dense"]:
@@ -302,9 +303,10 @@ def make_optimizer(
 
 @torch.no_grad()
 def clip_grad_norm_(parameters: Iterable[Tensor] | Tensor, max_norm: float) -> Tensor:
-    """Scale gradients, sparse ones and those of sharded layers too, to a norm of at most `max_norm`.
+    """Scale gradients to a norm of at most `max_norm`, and return the norm before.
 
-    Returns the norm before. ``torch.nn.utils.clip_grad_norm_`` does not take sparse gradients.
+    ``torch.nn.utils.clip_grad_norm_`` does the same, but does not take sharded layers beside parameters of
+    ``fully_shard``, nor sharded layers with dense gradients.
     """
     params = [parameters] if isinstance(parameters, Tensor) else list(parameters)
     params = [p for p in params if p.grad is not None]
@@ -315,16 +317,37 @@ def clip_grad_norm_(parameters: Iterable[Tensor] | Tensor, max_norm: float) -> T
         grad: Any = p.grad
         if grad.is_sparse:
             p.grad = grad = grad.coalesce()
-        square = _values(grad).float().square().sum()
+        square = values_of(grad).float().square().sum()
         square = square.full_tensor() if hasattr(square, "full_tensor") else square  # of fully_shard
         shard = getattr(p, "shard", None)
         total += (square if shard is None else shard.sum(square)).to(total.device)
     norm = total.sqrt()
     scale = (max_norm / (norm + 1e-6)).clamp(max=1.0)
     for p in params:
-        _values(p.grad).mul_(scale.to(p.device))
+        values_of(p.grad).mul_(scale.to(p.device))
     return norm
 
 
-def _values(grad: Any) -> Any:
+def values_of(grad: Any) -> Any:
+    """Return the numbers of a gradient, in the same memory."""
     return grad._values() if grad.is_sparse else grad
+
+
+def _sparse_norm(
+    x: Tensor, ord: Any = 2, dim: Any = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
+) -> Tensor:
+    """Return the norm of a sparse gradient, over all ranks that have a part of it.
+
+    torch lacks it, and its own ``clip_grad_norm_`` needs it.
+    """
+    if dim is not None or keepdim:
+        raise NotImplementedError("Norms of sparse tensors are norms of all their values: give no dim.")
+    norm: Tensor = torch.linalg.vector_norm(x.coalesce().values(), ord, dtype=dtype)
+    shard = getattr(x, "shard", None)
+    return norm if shard is None else torch.linalg.vector_norm(shard.gather(norm[None]), ord)
+
+
+_norms = torch.library.Library("aten", "IMPL")
+for _key in ("SparseCPU", "SparseCUDA"):
+    if not torch._C._dispatch_has_kernel_for_dispatch_key("aten::linalg_vector_norm", _key):
+        _norms.impl("linalg_vector_norm", _sparse_norm, _key)

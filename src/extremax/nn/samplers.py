@@ -76,6 +76,8 @@ class FrequencySampler(nn.Module):
         super().__init__()
         if not 0.0 <= batch_share < 1.0:
             raise ValueError(f"batch_share is {batch_share}; it must be at least 0 and below 1.")
+        if isinstance(counts, Tensor) and counts.is_meta:
+            raise ValueError("counts are on the meta device, without data: create them on the CPU.")
         counts = torch.as_tensor(counts, device="cpu").double()
         if counts.ndim != 1 or len(counts) == 0 or not bool((counts >= 0).all()):
             raise ValueError("counts must hold one number, 0 or more, for each class.")

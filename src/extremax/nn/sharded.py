@@ -13,9 +13,11 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from extremax.nn.functional import Terms, batch_sample, check_shapes, class_terms, row_losses
 from extremax.nn.layer import ExtremeSoftmax, SoftmaxOutput, TopK
+from extremax.nn.optim import values_of
 from extremax.nn.samplers import FrequencySampler, UniformSampler
 
 if TYPE_CHECKING:
@@ -104,24 +106,37 @@ class Shard:
 
 
 class _GatherRows(torch.autograd.Function):
-    """Rows (n, d) of all ranks, (size n, d).
+    """Rows (n, d) of all ranks, (size n, d), and the tables of this rank as they are.
 
     The loss of the ranks is one and the same, and ``DistributedDataParallel`` averages the gradients of an
-    encoder over the ranks: the gradient is multiplied by their number.
+    encoder over the ranks: the gradient of the rows is multiplied by their number. Gradients of tables that
+    are not finite on one rank become NaN on all: a ``GradScaler`` asks its own rank alone, and must skip the
+    step of all or of none.
     """
 
     @staticmethod
-    def forward(ctx: Any, h: Tensor, shard: Shard) -> Tensor:
-        ctx.shard = shard
-        return shard.gather(h).flatten(0, 1)
+    def forward(ctx: Any, shard: Shard, h: Tensor, *tables: Tensor) -> tuple[Tensor, ...]:
+        ctx.shard, rows = shard, shard.gather(h).flatten(0, 1)
+        ctx.set_materialize_grads(False)
+        if not ctx.needs_input_grad[1]:
+            ctx.mark_non_differentiable(rows)
+        return rows, *(table.view_as(table) for table in tables)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+    @once_differentiable
+    def backward(ctx: Any, rows: Tensor | None, *tables: Tensor | None) -> tuple[Tensor | None, ...]:
         shard: Shard = ctx.shard
-        total = grads[0].contiguous()
-        out = total.new_empty((len(total) // shard.size, *total.shape[1:]))
-        _reduce_scatter(out, total, group=shard.group)
-        return out * shard.size, None
+        wrong = [values_of(table).isfinite().all().logical_not() for table in tables if table is not None]
+        spoilt = torch.stack(wrong).any() if wrong else torch.zeros((), dtype=torch.bool)
+        if rows is None:
+            grad, n_spoilt = None, shard.sum(spoilt.float())
+        else:  # one number for each rank goes with the gradients of its rows
+            sent = torch.cat([rows.reshape(shard.size, -1), spoilt.to(rows).expand(shard.size, 1)], dim=1)
+            out = sent.new_empty(sent.shape[1])
+            _reduce_scatter(out, sent.flatten(), group=shard.group)
+            grad, n_spoilt = out[:-1].view(-1, rows.shape[1]) * shard.size, out[-1]
+        factor = torch.where(n_spoilt > 0.0, torch.nan, 1.0)
+        return None, grad, *(None if table is None else table * factor.to(table.dtype) for table in tables)
 
 
 class ShardedExtremeSoftmax(ExtremeSoftmax):
@@ -206,17 +221,18 @@ class ShardedExtremeSoftmax(ExtremeSoftmax):
         """Return log-probabilities of this rank's targets, and the mean loss of the rows of all ranks."""
         if target is None:
             return self.log_prob(hidden)
-        h, y = self._gather(hidden, target)
+        self._warn_of_dense_gradients()
+        h, y, weight, bias = self._gather(hidden, target)
         kept = y != self.ignore_index
         here = kept & (y >= self.shard.start) & (y < self.shard.stop)
         local = torch.where(here, y - self.shard.start, 0)
         smoothing = self.label_smoothing if self.training else 0.0
         if self.training:
-            self._warn_of_dense_gradients()
             draw = self.sampler()
-            batch = batch_sample(self.sampler, local, kept, draw) if target.ndim == 1 else None
+            n_sequences = self.shard.size * len(target) if target.ndim > 0 else self.shard.size
+            batch = batch_sample(self.sampler, local, kept, n_sequences, draw)
             terms = class_terms(
-                *(h, self.weight, self.bias, local, here, draw, None, batch),
+                *(h, weight, bias, local, here, draw, None, batch),
                 smooths=smoothing > 0.0,
                 sparse=self.sparse,
             )
@@ -226,14 +242,18 @@ class ShardedExtremeSoftmax(ExtremeSoftmax):
         own = losses.detach().view(self.shard.size, -1)[self.shard.rank]
         return SoftmaxOutput(-own.reshape(target.shape), losses.sum() / n_kept)
 
-    def _gather(self, hidden: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+    def _gather(self, hidden: Tensor, target: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
         check_shapes(hidden, self.weight, target)
         h = hidden.reshape(-1, self.in_features)
         self._check_rows(h)
-        rows: Tensor = _GatherRows.apply(h, self.shard)  # type: ignore[no-untyped-call]
+        tables = (self.weight,) if self.bias is None else (self.weight, self.bias)
+        for p in tables:
+            if p.requires_grad and not p._post_accumulate_grad_hooks:
+                p.register_post_accumulate_grad_hook(_mark_gradient)
+        rows, weight, *bias = _GatherRows.apply(self.shard, h, *tables)  # type: ignore[no-untyped-call]
         y = self.shard.gather(target.reshape(-1).long()).flatten()
         self._check_classes(y)
-        return rows, y
+        return rows, y, weight, bias[0] if bias else None
 
     def _check_rows(self, h: Tensor) -> None:
         """Refuse different numbers of rows, where asking costs little: gloo would end the process."""
@@ -321,6 +341,11 @@ class ShardedExtremeSoftmax(ExtremeSoftmax):
                 state_dict[prefix + name] = self.shard.take(state_dict[prefix + name])
         super()._load_from_state_dict(state_dict, prefix, *rest)
         self._mark()
+
+
+def _mark_gradient(p: Any) -> None:
+    """Let norms of the gradient know that it is a part."""
+    p.grad.shard = p.shard
 
 
 class _Ignored:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import IO, Any
 
 _STAGE = re.compile(r"\..+\.[0-9a-f]{12}")
+_DESCRIPTORS = "/proc/self/fd"
 _ABANDONED_SECONDS = 3600.0  # a write that goes on has touched its file since
 
 
@@ -46,11 +47,14 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
     stage = stage_of(path)
     try:
         with naming(path), _create(stage, path) as file:
+            here = stage if stage.exists() else Path(f"{_DESCRIPTORS}/{file.fileno()}")
             if path.exists():
-                shutil.copymode(path, stage)
+                shutil.copymode(path, here)
             yield file
             file.flush()
             flush(file.fileno())
+            if here != stage:  # given a descriptor, Python follows the link
+                os.link(here, stage, src_dir_fd=file.fileno())
         _rename(stage, path)
     finally:
         stage.unlink(missing_ok=True)
@@ -63,6 +67,10 @@ def write_text(path: Path, text: str) -> None:
 
 
 def _create(stage: Path, path: Path) -> IO[bytes]:
+    """Open a new file: without a name where the system has such, so that a killed process leaves nothing."""
+    if hasattr(os, "O_TMPFILE") and os.path.isdir(_DESCRIPTORS):
+        with contextlib.suppress(OSError):  # not every file system has them
+            return open(os.open(path.parent, os.O_TMPFILE | os.O_RDWR, 0o666), "w+b")
     try:
         return open(stage, "xb")
     except OSError as error:

@@ -10,11 +10,22 @@ import psutil
 from extremax.errors import NotEnoughMemoryError as NotEnoughMemoryError
 
 _CGROUP = Path("/sys/fs/cgroup")  # a Linux container sees its own limits here
+_THREAD_SPACE = 96 << 20  # address space of a thread: its stack, its heap, and what BLAS keeps for it
 
 
-def available_memory(*, cgroup: Path = _CGROUP) -> int:
-    """Return the bytes this process can still take without swapping, within the limit of its container."""
+def available_memory(n_threads: int = 1, *, cgroup: Path = _CGROUP) -> int:
+    """Return the bytes this process can still take without swapping.
+
+    The limit of its container counts, and so does one of its address space (``ulimit -v``), of which threads
+    take more than memory: BLAS waits for ever, or ends the process, where it finds no room.
+    """
+    process = psutil.Process()
     free = int(psutil.virtual_memory().available)
+    if hasattr(process, "rlimit"):  # on Linux
+        space, _ = process.rlimit(psutil.RLIMIT_AS)
+        if space >= 0:
+            taken = int(process.memory_info().vms) + n_threads * _THREAD_SPACE
+            free = max(0, min(free, space - taken))
     try:
         limit, used = (int((cgroup / name).read_text()) for name in ("memory.max", "memory.current"))
         usage = dict(line.split() for line in (cgroup / "memory.stat").read_text().splitlines())

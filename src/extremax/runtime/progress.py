@@ -1,4 +1,4 @@
-"""One line in the terminal while long work runs: fraction done, rate, loss, time left."""
+"""Progress of long work: a line that is redrawn in a terminal, and one line a phase in a log file."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from datetime import timedelta
 from typing import TextIO
 
 _REFRESH_SECONDS = 0.2
+# A log file gets its line so long after a phase has begun: by then one can tell how long it will take.
+_LOG_SECONDS, _LOG_FRACTION, _MOST_LOG_SECONDS = 10.0, 0.05, 60.0
 
 
 def format_seconds(seconds: float) -> str:
@@ -17,12 +19,12 @@ def format_seconds(seconds: float) -> str:
 
 
 class ProgressLine:
-    """Progress on one line of a terminal, and log lines above it.
+    """Progress on one line of a terminal, or as one line a phase elsewhere, and log lines.
 
     Parameters
     ----------
     verbose
-        0 is silent, 1 shows progress, in a terminal only, and the lines given to `log`.
+        0 is silent, 1 shows progress and the lines given to `log`.
     stream
         Stream to write to; standard error unless given.
     """
@@ -32,6 +34,7 @@ class ProgressLine:
         self.enabled = verbose > 0
         self._in_terminal = self.enabled and self.stream.isatty()
         self._drawn = 0.0
+        self._logged: float | None = None  # the beginning of the phase that has its line
         self._width = 0
 
     def log(self, text: str) -> None:
@@ -44,7 +47,7 @@ class ProgressLine:
     def update(
         self, label: str, done: float, total: float, started: float, detail: str = "", *, unit: str = ""
     ) -> None:
-        """Redraw the line, at most five times a second.
+        """Redraw the line, at most five times a second; elsewhere write it once, seconds after `started`.
 
         Parameters
         ----------
@@ -58,13 +61,24 @@ class ProgressLine:
             Name of what is counted; its rate is shown.
         """
         now = time.perf_counter()
-        if not self._in_terminal or (now - self._drawn < _REFRESH_SECONDS and done < total):
+        if not self.enabled:
             return
-        self._drawn = now
+        if self._in_terminal and now - self._drawn < _REFRESH_SECONDS and done < total:
+            return
+        if not self._in_terminal:
+            wait = _LOG_SECONDS if done >= _LOG_FRACTION * total else _MOST_LOG_SECONDS
+            if started == self._logged or now - started < wait or not 0 < done < total:
+                return
+        self._drawn, self._logged = now, started
         elapsed, fraction = max(now - started, 1e-9), done / total if total > 0 else 1.0
         rate = f"{done / elapsed:,.0f} {unit}/s" if unit else ""
-        left = f"{format_seconds(elapsed * (1.0 - fraction) / fraction)} left" if fraction > 0 else ""
-        text = "  ".join(word for word in (label, f"{fraction:4.0%}", rate, detail, left) if word)
+        spent = f"{format_seconds(elapsed)} spent"
+        if fraction > 0:
+            spent += f", {format_seconds(elapsed * (1.0 - fraction) / fraction)} left"
+        text = "  ".join(word for word in (label, f"{fraction:4.0%}", rate, detail, spent) if word)
+        if not self._in_terminal:
+            self.log(text)
+            return
         text = text[: shutil.get_terminal_size().columns - 1]  # a longer line would wrap
         self.stream.write("\r" + text.ljust(self._width))
         self.stream.flush()

@@ -172,8 +172,11 @@ class Trainer(Protocol):
         consistent state: that after the last minibatch."""
         ...
 
-    def finish(self, state: TrainState, split: Split) -> None:
-        """Do what follows the last epoch of a whole fit: parts without epochs, choices by held-out rows."""
+    def finish(self, state: TrainState, split: Split, *, interrupted: bool = False) -> None:
+        """Do what follows the last epoch of a whole fit: parts without epochs, choices by held-out rows.
+
+        A fit that Ctrl-C has `interrupted` gets no further parts.
+        """
         ...
 
     def include(self, state: TrainState, split: Split) -> None:
@@ -359,7 +362,7 @@ class TrainerBase:
             coordinates.to_features(tables.weights, tables.biases, threads)
             state.in_training_coordinates = False
 
-    def finish(self, state: TrainState, split: Split) -> None:
+    def finish(self, state: TrainState, split: Split, *, interrupted: bool = False) -> None:
         """Do nothing after the last epoch."""
 
     def include(self, state: TrainState, split: Split) -> None:

@@ -167,7 +167,8 @@ class _Clock:
         label = f"epoch {self.epoch}/{self.n_before + self.n_epochs}"
         done = (self.epoch - self.n_before - 1) * self.n_pairs + pairs_done
         total = self.n_epochs * self.n_pairs
-        self.context.progress.update(label, done, total, self.began, f"loss {loss:.4f}", unit="rows")
+        detail = f"loss {loss:.4f}" if loss == loss else ""
+        self.context.progress.update(label, done, total, self.began, detail, unit="rows")
         if self.watchers:
             self.end()
             record = {"epoch": self.epoch, "rows": pairs_done, "seconds": self.seconds, "loss": loss}
@@ -257,7 +258,9 @@ def _check_loss(loss: float | None, epoch: int, learning_rate: float) -> float:
 
 
 def _line(record: Record) -> str:
-    text = f"epoch {record['epoch']}  {format_seconds(record['seconds'])}  loss {record['loss']:.4f}"
+    text = f"epoch {record['epoch']}  {format_seconds(record['seconds'])}"
+    if record["loss"] == record["loss"]:  # unknown on few rows
+        text += f"  loss {record['loss']:.4f}"
     if "valid_log_likelihood" in record:
         text += f"  valid log-likelihood {record['valid_log_likelihood']:.4f}"
         text += f"  accuracy {record['valid_accuracy']:.2%}"

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypeVar
 
 import numpy as np
 from sklearn.base import BaseEstimator
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from extremax.tree.noise import Noise
 
 S = TypeVar("S", bound="Solver")
+Optimizer = Literal["adagrad", "adagrad_row", "sgd"]
 _OPEN = ("optimizer", "learning_rate", "batch_size", "score_penalty")  # None leaves them open
 CUSTOM_NOISE = "custom"  # stands for a noise object in a model folder
 SOLVERS: dict[str, type[Solver]] = {}
@@ -145,6 +146,14 @@ class CandidateSoftmax(ExactSteps):
 
     name = "candidate_softmax"
 
+    def resolved(self, problem: ProblemSize, numbers: Defaults) -> Self:
+        if problem.n_entries is not None and problem.n_features > numbers.batch.max_features:
+            raise ValueError(
+                f"candidate_softmax would unpack all {problem.n_features:,} columns of a sparse X; use"
+                " solver='sparse_softmax', or fewer columns."
+            )
+        return self
+
     def default_epochs(
         self, problem: ProblemSize, layout: FeatureLayout, numbers: Defaults, *, streaming: bool = False
     ) -> int:
@@ -192,14 +201,14 @@ class MinibatchSoftmax(Solver):
     """
 
     n_shared: int | None = 1024
-    noise: str = "tree"
+    noise: Literal["tree", "uniform", "frequency"] = "tree"
     learning_rate: float | None = None
-    optimizer: str | None = None
+    optimizer: Optimizer | None = None
     score_penalty: float | None = None
     batch_size: int | None = None
     precondition: bool = True
     tree_components: int = 32
-    tree_regularization: float | str = "auto"
+    tree_regularization: float | Literal["auto"] = "auto"
     noise_exponent: float = 1.0
     scale_features: bool = True
 
@@ -279,19 +288,19 @@ class NegativeSampling(Solver):
     {parameters}
     """
 
-    noise: str | Noise = "tree"
+    noise: Literal["tree", "uniform", "frequency", "mixture"] | Noise = "tree"
     n_negatives: int = 4
     learning_rate: float | None = None
-    optimizer: str | None = None
+    optimizer: Optimizer | None = None
     score_penalty: float | None = None
     batch_size: int | None = None
     tree_components: int = 32
-    tree_regularization: float | str = "auto"
+    tree_regularization: float | Literal["auto"] = "auto"
     noise_exponent: float = 1.0
     tree_share: float = 0.9
     prior_variance: float | None = None
-    penalized_scores: str = "debiased"
-    tree_fit: str = "default"
+    penalized_scores: Literal["debiased", "raw"] = "debiased"
+    tree_fit: Literal["default", "paper"] = "default"
     whiten_components: bool = False
     scale_features: bool = True
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
+import mmap
 import os
 import re
 import shutil
@@ -354,7 +355,9 @@ def _write_array(path: Path, name: str, array: NDArray[Any]) -> dict[str, Any]:
     try:
         save_file({name: array}, path)
     except SafetensorError as error:
-        raise OSError(errno.EIO, str(error), str(path)) from error
+        code = re.search(r"os error (\d+)", str(error))
+        number = errno.EIO if code is None else int(code[1])
+        raise OSError(number, str(error) if code is None else os.strerror(number), str(path)) from error
     path.chmod(mode)
     with open(path, "rb+") as file:
         atomic_files.flush(file.fileno())
@@ -385,7 +388,10 @@ def _open_array(path: Path, entry: ArrayEntry, verify: bool, mapped: bool) -> ND
                     f" {checks.HINT}"
                 )
             if mapped and size:
-                data: NDArray[np.uint8] = np.memmap(file, np.uint8, "c", offset, (size,))
+                # Behind a memoryview, joblib copies arrays to its processes. It would map a file that it sees
+                # again: without what training has changed, and not once the model was saved again.
+                view = memoryview(mmap.mmap(file.fileno(), found, access=mmap.ACCESS_COPY))
+                data: NDArray[np.uint8] = np.frombuffer(view, np.uint8, size, offset)
             else:
                 data = np.fromfile(file, np.uint8, size, offset=offset - 8)  # the first 8 are read
             if len(data) != size:

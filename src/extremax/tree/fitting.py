@@ -55,6 +55,7 @@ def kernel_settings(
     n_samples, n_components = shape
     return Settings(
         patient=patient,
+        fit_pairs=config.fit_pairs,
         max_points=n_samples if config.max_points is None else min(n_samples, config.max_points),
         n_starts=min(config.n_starts, n_components) if config.max_alternations else 1,
         several_starts_points=config.several_starts_points,

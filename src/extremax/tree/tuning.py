@@ -78,10 +78,11 @@ def fit_tuned(  # noqa: PLR0913 (data, and how they are used)
     held_out = _hold_out(len(y), row_index, config.held_out, rng)
     train = ~held_out
     weight = np.ones(len(y), np.float32) if sample_weight is None else sample_weight
-    structure_config, sample_rows = fit_config, config.sample_rows
+    structure_config = replace(fit_config, fit_pairs=False)
     if rough:
-        structure_config = replace(fit_config, n_starts=config.rough_starts, max_points=config.rough_points)
-        sample_rows = config.rough_rows
+        structure_config = replace(
+            structure_config, n_starts=config.rough_starts, max_points=config.rough_points
+        )
     structure = LabelTree.fit(
         Z[train],
         y[train],
@@ -93,12 +94,13 @@ def fit_tuned(  # noqa: PLR0913 (data, and how they are used)
         n_jobs=n_jobs,
         random_state=seed,
     )
-    if structure.depth == 0 or not held_out.any():  # one class, or too few rows to hold any out
-        strengths = np.full(structure.depth, config.structure_regularization)
-        return TunedTree(structure, strengths, None, structure, held_out)
 
     def refit(
-        tree: LabelTree, rows: Bool | slice, regularization: float | Float64, levels: tuple[int, int] | None
+        tree: LabelTree,
+        rows: Bool | slice,
+        regularization: float | Float64,
+        levels: tuple[int, int] | None,
+        scale: float = 1.0,
     ) -> LabelTree:
         return tree.refit(
             Z[rows],
@@ -106,35 +108,49 @@ def fit_tuned(  # noqa: PLR0913 (data, and how they are used)
             config=fit_config,
             regularization=regularization,
             bias_regularization=config.bias_regularization,
-            sample_weight=weight[rows],
+            sample_weight=weight[rows] * np.float32(scale),
             levels=levels,
             n_jobs=n_jobs,
             random_state=seed,
         )
 
+    if structure.depth == 0 or not held_out.any():  # one class, or too few rows to hold any out
+        strengths = np.full(structure.depth, config.structure_regularization)
+        return TunedTree(refit(structure, train, strengths, None), strengths, None, structure, held_out)
+
     log_prob = np.full((len(config.grid), structure.depth), -np.inf)
-    for chosen, levels in _deciding_rows(structure, y, sample_rows, config.top_levels, rng):
+    best = np.zeros(structure.depth, np.int64)
+    for chosen, levels, scale in _deciding_rows(structure, y, config, rng):
         fitted, judged = chosen & train, chosen & held_out
         Z_judged, y_judged, cut = Z[judged], y[judged], slice(*levels)
 
         def judge(tree: LabelTree, i: int) -> LabelTree:
-            tree = refit(tree, fitted, config.grid[i], levels)
+            tree = refit(tree, fitted, config.grid[i], levels, scale)
             log_prob[i, cut] = tree.level_log_prob(Z_judged, y_judged, n_jobs=n_jobs)[cut]
+            best[cut] = _best(log_prob[:, cut])
             return tree
 
         # Upwards while some level is best there, then downwards: no penalty beyond both ends can be the best.
         low = high = min(1, len(config.grid) - 1)
         tree = first = judge(structure, low)
-        while high + 1 < len(config.grid) and (log_prob[:, cut].argmax(axis=0) == high).any():
+        while high + 1 < len(config.grid) and (best[cut] == high).any():
             high += 1
             tree = judge(tree, high)
-        while low > 0 and (log_prob[:, cut].argmax(axis=0) == low).any():
+        while low > 0 and (best[cut] == low).any():
             low -= 1
             first = judge(first, low)
-    strengths = np.asarray(config.grid)[log_prob.argmax(axis=0)]
-    likelihood = float(log_prob.max(axis=0).sum())
+    strengths = np.asarray(config.grid)[best]
+    likelihood = float(log_prob[best, np.arange(structure.depth)].sum())
     tree = refit(structure, slice(None), strengths, None)
     return TunedTree(tree, strengths, likelihood, structure, held_out)
+
+
+def _best(log_prob: Float64) -> Int64:
+    """Return the best row of each column and its neighbours: levels want similar penalties."""
+    padded = np.pad(log_prob, ((0, 0), (1, 1)))
+    total = padded[:, :-2] + padded[:, 1:-1] + padded[:, 2:]
+    best: Int64 = total.argmax(axis=0)
+    return best
 
 
 def _hold_out(n_pairs: int, row_index: Int64 | None, fraction: float, rng: np.random.Generator) -> Bool:
@@ -150,18 +166,19 @@ def _hold_out(n_pairs: int, row_index: Int64 | None, fraction: float, rng: np.ra
 
 
 def _deciding_rows(
-    tree: LabelTree, y: Int32, sample_rows: int, top_levels: int, rng: np.random.Generator
-) -> list[tuple[Bool, tuple[int, int]]]:
-    """Return the pairs that decide, with the levels that they decide on: from one to before another.
+    tree: LabelTree, y: Int32, config: TreeTuningConfig, rng: np.random.Generator
+) -> list[tuple[Bool, tuple[int, int], float]]:
+    """Return the pairs that decide, the levels that they decide on, from one to before another, their weight.
 
-    All pairs decide on all levels if they are few; otherwise a sample of them on the top levels, and all
-    pairs of some subtrees on the levels below.
+    All pairs decide on all levels if they are few; otherwise a sample of them on the top levels, where each
+    stands for several, and all pairs of some subtrees on the levels below.
     """
-    fraction = sample_rows / len(y)
+    fraction = config.sample_rows / len(y)
     if fraction >= 1.0:
-        return [(np.ones(len(y), bool), (0, tree.depth))]
-    top = min(top_levels, tree.depth)
-    subtrees = rng.permutation(1 << top)[: max(1, round(fraction * (1 << top)))]
+        return [(np.ones(len(y), bool), (0, tree.depth), 1.0)]
+    top = min(config.top_levels, tree.depth)
+    share = max(fraction, config.sample_share)
+    subtrees = rng.permutation(1 << top)[: max(1, round(share * (1 << top)))]
     subtree = tree.class_leaf[y] >> (tree.depth - top)
     sample = rng.random(len(y)) < fraction
-    return [(sample, (0, top)), (np.isin(subtree, subtrees), (top, tree.depth))]
+    return [(sample, (0, top), fraction**-0.5), (np.isin(subtree, subtrees), (top, tree.depth), 1.0)]

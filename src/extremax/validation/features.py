@@ -61,6 +61,10 @@ def check_features(
     """
     if type(X) not in (np.ndarray, np.memmap) and not sparse.issparse(X):
         X = _as_numpy(X, name)
+    if X.ndim == 1 and len(X) and isinstance(X[0], str):
+        raise ValueError(
+            f"{name} is a sequence of texts; {estimator_name} needs numbers. For texts use TextClassifier."
+        )
     _check_number_type(X.dtype, name, estimator_name)
     _check_shape(X.shape, name, n_features, estimator_name, allow_empty)
     if sparse.issparse(X):

@@ -9,15 +9,24 @@ accuracy, seed by seed.
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from scipy.special import stdtrit
 
-from extremax.experiments.curve import PLATEAU, Point, best_point, gain_of_last_doubling
+from extremax.experiments.curve import (
+    PLATEAU,
+    Point,
+    best_point,
+    gain_of_last_doubling,
+    read_curve,
+    read_test_rows,
+)
 from extremax.experiments.methods import BASELINES, METHODS, PROPOSED
 from extremax.types import Float64
 
@@ -42,8 +51,9 @@ PAPER: dict[str, dict[str, float]] = {
     },
     "EURLex-4K": {"softmax": 0.336, "uniform": 0.264},
 }
-FIGURES = ("accuracy", "log_likelihood")
+FIGURES = ("accuracy", "log_likelihood")  # in the order of the rows of a file of test rows
 ORDER_OF_MAGNITUDE = 10.0
+ANSWERS = {True: "yes", False: "**no**", None: "cannot be told"}
 _TIMING_ERROR = 0.05  # processor times of the same work differ by as much
 _NORMAL = 1.959964  # 97.5% quantile of the normal distribution
 
@@ -118,6 +128,31 @@ class Outcome:
 
 
 CLOCKS = ("cpu_seconds", "seconds")
+
+
+def read_outcomes(folder: Path, methods: Sequence[str] = tuple(METHODS)) -> dict[str, Outcome]:
+    """Return what the finished runs in the folder of a comparison reached, by method."""
+    runs = {name: finished_runs(folder, name) for name in methods}
+    return {
+        name: Outcome(name, [read_result(path) for path in paths]) for name, paths in runs.items() if paths
+    }
+
+
+def finished_runs(folder: Path, method: str) -> list[Path]:
+    """Return the folders of a method's finished runs by seed."""
+    found = (folder / "runs" / method).glob("seed-*/summary.json")
+    return sorted((path.parent for path in found), key=lambda path: int(path.name.removeprefix("seed-")))
+
+
+def read_result(folder: Path) -> RunResult:
+    """Return the curve of a run, with the test rows at the points that validation rows chose."""
+    points = read_curve(folder / "curve.jsonl")
+    by_row: dict[str, Float64] = {
+        figure: read_test_rows(folder, points.index(best_point(points, figure)))[row].astype("f8")
+        for row, figure in enumerate(FIGURES)
+    }
+    summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+    return RunResult(points, summary["evaluated_rows"]["test"], by_row)
 
 
 @dataclass(frozen=True)

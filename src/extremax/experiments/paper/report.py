@@ -9,17 +9,16 @@ from typing import Any
 from extremax.experiments.machine import describe_machine
 from extremax.experiments.methods import BASELINES, METHODS, PROPOSED
 from extremax.experiments.paper.claims import (
+    ANSWERS,
     ORDER_OF_MAGNITUDE,
     PAPER,
     Outcome,
     Verdict,
     compare_speed,
     difference,
-    format_factor,
     format_figure,
 )
 
-_ANSWERS = {True: "yes", False: "**no**", None: "cannot be told"}
 _CLOCK_WORDS = {
     "cpu_seconds": "processor seconds, all threads together",
     "seconds": "elapsed seconds",
@@ -67,64 +66,20 @@ def write_report(data: ReportData) -> str:
     """Return the report."""
     parts = [
         [f"# The paper's comparison on {data.title}"],
-        summarize_verdicts(data.verdicts),
+        [f"- {verdict}" for verdict in sorted(data.verdicts, key=_failed_first)],
         [_how_made(data)],
         ["![Learning curves](figure.png)"],
         [_how_trained(data)],
-        _table(*_final_figures(data)),
+        format_table(*_final_figures(data)),
         ["The paper's figures are of other data and other features; only the order can be compared."],
         _speed_section(data),
         _search_section(data),
-        ["## Claims of the paper"],
-        [f"- {verdict}" for verdict in data.verdicts],
     ]
     return "\n\n".join("\n".join(part) for part in parts if part) + "\n"
 
 
-def summarize_verdicts(verdicts: Sequence[Verdict]) -> list[str]:
-    """Return a line for the claims that fail, one for those that cannot be told, one for those that hold."""
-    lines = []
-    for held, words in ((False, "**Do not hold here**"), (None, "Cannot be told"), (True, "Hold here")):
-        chosen = [verdict for verdict in verdicts if verdict.held is held]
-        claims = [_short_claim(verdict) for verdict in chosen if not verdict.baseline]
-        for ending, start in ((_BY_TEN, "faster by an order of magnitude than"), ("", "faster than")):
-            factors = [
-                f"{METHODS[verdict.baseline].label} ({_factor(verdict)})"
-                for verdict in chosen
-                if verdict.baseline and verdict.claim.endswith(_BY_TEN) is bool(ending)
-            ]
-            if factors:
-                claims.append(f"{start} {', '.join(factors)}")
-        if claims:
-            lines.append(f"- {words}: {'; '.join(claims)}.")
-    return lines
-
-
-_BY_TEN = "by an order of magnitude"
-
-
-def _short_claim(verdict: Verdict) -> str:
-    """Return a claim about all baselines, or about softmax, with its number."""
-    claim = verdict.claim.replace("The proposed method reaches a", "a").replace(
-        "Full softmax is", "full softmax"
-    )
-    claim = claim.removesuffix(" (appendix A.2)")
-    figure = "log_likelihood" if "likelihood" in claim else "accuracy"
-    assert verdict.value is not None
-    assert verdict.error is not None
-    return f"{claim} ({format_figure(figure, verdict.value, verdict.error, signed=True)})"
-
-
-def _factor(verdict: Verdict) -> str:
-    assert verdict.value is not None
-    assert verdict.low is not None
-    assert verdict.high is not None
-    if verdict.high <= 0:
-        return "never gets there"
-    if verdict.low <= 0:
-        return f"at most {format_factor(verdict.high)} times; with some seeds it never gets there"
-    low, high = format_factor(verdict.low), format_factor(verdict.high)
-    return f"{format_factor(verdict.value)} times, {low} to {high}"
+def _failed_first(verdict: Verdict) -> int:
+    return (False, None, True).index(verdict.held)
 
 
 def _how_made(data: ReportData) -> str:
@@ -233,14 +188,14 @@ def _speed_section(data: ReportData) -> list[str]:
                 f"{baseline.accuracy:.1%}",
                 format_figure("accuracy", *difference(proposed, baseline, "accuracy"), signed=True),
                 *(str(found) for found in (speed, wall, trained, samples, near)),
-                _ANSWERS[decisive.exceeds(1.0)],
-                _ANSWERS[decisive.exceeds(ORDER_OF_MAGNITUDE)],
+                ANSWERS[decisive.exceeds(1.0)],
+                ANSWERS[decisive.exceeds(ORDER_OF_MAGNITUDE)],
             ]
         )
     intro = "How many times faster the proposed method reaches the final accuracy of each baseline: geometric"
     intro += " mean over pairs of seeds (lowest to highest). Yes and no are for all seeds; times"
     intro += " within 5% count as equal."
-    return ["## Speed", "", intro, "", *_table(header, rows)]
+    return ["## Speed", "", intro, "", *format_table(header, rows)]
 
 
 def _search_section(data: ReportData) -> list[str]:
@@ -256,7 +211,7 @@ def _search_section(data: ReportData) -> list[str]:
     intro = "Each method had the same number of trials on the paper's grid, chosen by validation accuracy."
     if untuned:
         intro += f" Not searched: {', '.join(untuned)}."
-    return ["## Parameters", "", intro, "", *_table(header, rows)]
+    return ["## Parameters", "", intro, "", *format_table(header, rows)]
 
 
 _READINGS = {"debiased": "(ξ + log p_n)²", "raw": "ξ²"}
@@ -267,7 +222,8 @@ def _reading(model: Mapping[str, Any]) -> str:
     return " (raw)" if model.get("penalized_scores") == "raw" else ""
 
 
-def _table(header: list[str], rows: list[list[str]]) -> list[str]:
+def format_table(header: list[str], rows: list[list[str]]) -> list[str]:
+    """Return the lines of a table in Markdown."""
     lines = ["| " + " | ".join(header) + " |", "|---" + "|---:" * (len(header) - 1) + "|"]
     return lines + ["| " + " | ".join(cells) + " |" for cells in rows]
 

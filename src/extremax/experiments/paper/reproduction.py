@@ -21,15 +21,14 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from extremax.experiments.curve import best_point, read_curve
 from extremax.experiments.figures import describe_data, plot, read_run
 from extremax.experiments.methods import FIGURE_1, METHODS
 from extremax.experiments.paper.claims import (
-    FIGURES,
     Outcome,
-    RunResult,
     Verdict,
     check_claims,
+    finished_runs,
+    read_outcomes,
 )
 from extremax.experiments.paper.plan import describe_needs
 from extremax.experiments.paper.report import ReportData, SearchFigures, write_report
@@ -43,11 +42,10 @@ from extremax.experiments.recipe import (
     shipped_recipes,
 )
 from extremax.experiments.rows import Log, Rows, load_rows
-from extremax.experiments.runner import OnPoint, read_test_rows, run
+from extremax.experiments.runner import OnPoint, run
 from extremax.experiments.shared_noise import FittedNoise, fit_shared_noise
 from extremax.experiments.tuning import LEARNING_RATES, Trial, default_space, tune
 from extremax.runtime.atomic_files import write_json, write_text
-from extremax.types import Float64
 
 # Multiply-adds of an epoch of full softmax (scores and both gradients) above which it is left out by default:
 # some minutes on two cores.
@@ -62,7 +60,6 @@ _TREE_PARAMETERS = (
     "whiten_components",
     "scale_features",
 )
-_ROWS = {"accuracy": 0, "log_likelihood": 1}  # of the files of test rows
 
 
 @dataclass(frozen=True)
@@ -304,9 +301,7 @@ def report(
     runs = {name: paths for name in methods if (paths := finished_runs(folder, name))}
     if not runs:
         raise FileNotFoundError(f"{folder} has no finished run; call reproduce first.")
-    outcomes = {
-        name: Outcome(name, [read_result(path) for path in folders]) for name, folders in runs.items()
-    }
+    outcomes = read_outcomes(folder, methods)
     verdicts = check_claims(outcomes, clock=clock)
     every = [path for folders in runs.values() for path in folders]
     figures = plot(every, folder / "figure.png", clock=clock, formats=("png", "svg", "pdf"))
@@ -328,22 +323,6 @@ def report(
     verdict_list = [vars(verdict) for verdict in verdicts]
     write_json(folder / "outcomes.json", {"outcomes": plain, "verdicts": verdict_list})
     return Reproduction(folder, outcomes, verdicts, target, figures)
-
-
-def finished_runs(folder: Path, method: str) -> list[Path]:
-    """Return the folders of a method's finished runs by seed."""
-    found = (folder / "runs" / method).glob("seed-*/summary.json")
-    return sorted((path.parent for path in found), key=lambda path: int(path.name.removeprefix("seed-")))
-
-
-def read_result(folder: Path) -> RunResult:
-    """Return the curve of a run, with the test rows at the points that validation rows chose."""
-    points = read_curve(folder / "curve.jsonl")
-    by_row: dict[str, Float64] = {
-        figure: read_test_rows(folder, points.index(best_point(points, figure)))[_ROWS[figure]].astype("f8")
-        for figure in FIGURES
-    }
-    return RunResult(points, _read_json(folder / "summary.json")["evaluated_rows"]["test"], by_row)
 
 
 def _read_search(folder: Path) -> SearchFigures | None:

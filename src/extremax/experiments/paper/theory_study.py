@@ -1,7 +1,6 @@
 """Section 4 of the paper on data: uniform, frequency and tree noise against the data distribution p_D.
 
-`three_ways` compares the exact signal-to-noise ratio with those from matrices and from simulated gradients,
-on a problem small enough for all three. `planted_study` compares noise distributions where p_D is known,
+`planted_study` compares noise distributions where p_D is known,
 `icd10cm_study` on texts, with the probabilities of a trained classifier as p_D.
 """
 
@@ -24,20 +23,6 @@ from extremax.tree.noise import FrequencyNoise, Noise, TreeNoise, UniformNoise
 from extremax.tree.tuning import fit_tuned
 from extremax.types import Float32, Float64, Int32, Int64
 
-# Mixing weights of the curve, dense where it is steep.
-WEIGHTS = np.concatenate([np.linspace(0.0, 0.1, 11)[:-1], np.linspace(0.1, 1.0, 37)])
-
-
-@dataclass(frozen=True)
-class ThreeWays:
-    """Signal-to-noise ratio of a noise distribution through alpha, matrices and simulated gradients."""
-
-    noise: str
-    exact: float
-    matrices: float
-    simulated: float
-    standard_error: float
-
 
 @dataclass(frozen=True)
 class TheoryStudy:
@@ -53,8 +38,6 @@ class TheoryStudy:
         Figures of uniform, frequency and tree noise and of p_D.
     log_likelihood : tuple of float
         Mean log p(y|x) of the rows' labels under each of them; it needs no p_D.
-    curve : MixingCurve
-        Mixtures from uniform noise to p_D.
     """
 
     data: str
@@ -62,7 +45,6 @@ class TheoryStudy:
     n_classes: int
     noises: tuple[theory.NoiseFigures, ...]
     log_likelihood: tuple[float, ...]
-    curve: theory.MixingCurve
 
     def as_dict(self) -> dict[str, Any]:
         """Return the study as JSON can hold it."""
@@ -70,34 +52,7 @@ class TheoryStudy:
             {**asdict(row), "log_likelihood": value}
             for row, value in zip(self.noises, self.log_likelihood, strict=True)
         ]
-        curve = {name: values.tolist() for name, values in asdict(self.curve).items()}
-        return {
-            "data": self.data,
-            "n_rows": self.n_rows,
-            "n_classes": self.n_classes,
-            "noises": rows,
-            "curve": curve,
-        }
-
-
-def three_ways(
-    *, seed: int = 0, n_draws: int = 1_000_000, n_jobs: int | None = None
-) -> tuple[ThreeWays, ...]:
-    """Compute the signal-to-noise ratio of four noise distributions in three ways.
-
-    The problem has 5 rows and 8 overlapping classes.
-    """
-    # wide clouds: the simulation would miss a class whose probability is far below 1 / n_draws
-    data = planted_hierarchy(4000, 8, 8, seed=seed, n_latent=8, noise_scale=3.0, n_test=5)
-    log_p_data = data.truth.log_prob_all(data.X_test)
-    p_data, tables = _tables(Examples(data.X, data.y), data.X_test, log_p_data, seed, n_jobs)
-    result = []
-    for number, (name, p_noise) in enumerate(tables.items()):
-        own_seed = int(np.random.SeedSequence((seed, number)).generate_state(1)[0])  # independent deviations
-        simulated = theory.simulate_snr(p_data, p_noise, n_draws=n_draws, seed=own_seed)
-        exact, matrices = theory.snr(p_data, p_noise), theory.snr_from_matrices(p_data, p_noise)
-        result.append(ThreeWays(name, exact, matrices, simulated.snr, simulated.standard_error))
-    return tuple(result)
+        return {"data": self.data, "n_rows": self.n_rows, "n_classes": self.n_classes, "noises": rows}
 
 
 def planted_study(
@@ -235,5 +190,4 @@ def _study(
         n_classes=p_data.shape[1],
         noises=theory.compare_noises(p_data, tables),
         log_likelihood=tuple(float(np.log(table[test.rows, test.y]).mean()) for table in tables.values()),
-        curve=theory.mixing_curve(p_data, tables["uniform"], WEIGHTS),
     )

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from scipy import sparse
 
 from extremax.examples import Examples
-from extremax.kernels import plausible, sparse_start
+from extremax.kernels import plausible, postings, sparse_start
 from extremax.kernels.plausible import Listing, Local, Options, Problem
 from extremax.kernels.row_updates import CSRRows
 from extremax.kernels.sparse_dual import Candidates, list_pairs
@@ -35,13 +35,14 @@ Check = Callable[[float], None]  # told of the fraction done; raises to interrup
 
 
 class Job(NamedTuple):
-    """How to work: tuned numbers, seed, threads, the first column of a word, and whom to tell of progress."""
+    """How to work: tuned numbers, seed, threads, whom to tell of progress, and what the columns are."""
 
     config: SparseConfig
     seed: int
     n_threads: int
     check: Check = lambda fraction: None
-    first_word: int = 0
+    first_word: int = 0  # the columns before it are parts of words
+    is_text: bool = False
 
 
 def run_checked(task: Callable[[int], object], n_tasks: int, job: Job) -> None:
@@ -67,13 +68,17 @@ def linear_rows(training: TrainingRows, job: Job) -> TrainingRows:
     such as names, keep them. Columns keep their numbers.
     """
     rows = training.rows
-    n_words = np.count_nonzero(rows.indices >= job.first_word)
-    few = len(rows.indices) <= job.config.max_entries or n_words < job.config.many_words * len(rows.indptr)
-    if few or n_words == len(rows.indices):
-        return training
     kept = rows.indices >= job.first_word
+    if len(kept) <= job.config.max_entries or not has_many_words(rows, job) or kept.all():
+        return training
     ends = running_counts(kept)[rows.indptr]
     return training._replace(rows=CSRRows(rows.data[kept], rows.indices[kept], ends))
+
+
+def has_many_words(rows: CSRRows, job: Job) -> bool:
+    """Whether texts are of several words; names are not."""
+    n_words = np.count_nonzero(rows.indices >= job.first_word)
+    return bool(n_words >= job.config.many_words * len(rows.indptr))
 
 
 class Plausible(NamedTuple):
@@ -83,9 +88,8 @@ class Plausible(NamedTuple):
     ----------
     classes : int32 (n_rows, n_slots)
         -1 where there are fewer, and for rows without a label.
-    scores : float32 (n_rows, n_slots)
-    log_rest : float32 (n_rows,) or empty
-        Log of the mass of all other classes.
+    scores, log_rest : float32 (n_rows, n_slots), (n_rows,), or both empty
+        Scores of the first classes, and the log of the mass of all others.
     """
 
     classes: Int32
@@ -98,15 +102,34 @@ class Plausible(NamedTuple):
         for first, last in split(len(classes), _LINES_AT_ONCE // 8):
             known = (classes[first:last, :, None] == self.classes[first:last, None, :]).any(axis=2)
             classes[first:last][known] = -1
-        scores = np.hstack([self.scores, other.scores])
-        return self._replace(classes=np.hstack([self.classes, classes]), scores=scores)
+        return self._replace(classes=np.hstack([self.classes, classes]))
 
-    def merged(self, other: Plausible, used: Int64) -> Plausible:
-        """Return these with the lines of some rows taken from others."""
-        for mine, theirs in zip(self, other, strict=True):
-            if len(mine):
-                mine[used] = theirs[used]
-        return self
+
+class Duals(NamedTuple):
+    """Dual variables of linear weights, from which a fit on more rows or classes goes on.
+
+    Attributes
+    ----------
+    own : float32 (n_pairs,)
+    others : float32 (n_rows, n_slots)
+        Of the plausible classes of each row.
+    """
+
+    own: Float32
+    others: Float32
+
+    @classmethod
+    def none(cls, data: Examples, found: Plausible) -> Duals:
+        """Return variables of zero, from which weights of zero follow."""
+        return cls(np.zeros(data.n_pairs, np.float32), np.zeros(found.classes.shape, np.float32))
+
+    def of(self, before: Examples, after: Examples, found: Plausible) -> Duals:
+        """Return them for further pairs, and with further classes of each row behind the others."""
+        more = Duals.none(after, found)
+        more.others[:, : self.others.shape[1]] = self.others
+        keys = [data.rows * (1 << 32) + data.y for data in (before, after)]
+        more.own[np.searchsorted(keys[1], keys[0])] = self.own
+        return more
 
 
 def feature_mean(rows: CSRRows, n_features: int, used: Bool | None = None) -> Float32:
@@ -276,7 +299,7 @@ def fit_linear(
     job: Job,
     *,
     offsets: tuple[Float32, Float32] | None = None,
-    regularization: float | None = None,
+    duals: Duals | None = None,
 ) -> tuple[Any, Float32]:
     """Fit each class on its own rows and on those that it is plausible for.
 
@@ -284,24 +307,30 @@ def fit_linear(
     ----------
     offsets
         Log-odds of each pair and of the plausible classes of each row, which the weights correct; None for
-        weights that stand alone, whose bias is below zero. These have a margin, the squared hinge, where rows
-        have several labels.
+        weights that stand alone, whose bias is below zero. These have a margin, the squared hinge, for texts
+        of many words and for rows with several labels.
+    duals
+        Dual variables from which the fit goes on; replaced by those that it finds.
 
     Returns
     -------
     tuple
-        CSR matrix (n_classes, n_features), features of a class in no order, and biases (n_classes,).
+        CSC matrix (n_classes, n_features) and biases (n_classes,).
     """
     (data, rows, mean), config = training, job.config
+    duals = duals or Duals.none(data, found)
     n_slots, n_features = found.classes.shape[1], len(mean)
     own, others = offsets or (np.empty(0, np.float32), np.empty((0, 0), np.float32))
     row_weights = np.zeros(len(rows.indptr) - 1, np.float32)
     np.maximum.at(row_weights, data.rows, data.pair_weight)
-    biases, has_margin = np.zeros(n_classes, np.float32), offsets is None and data.has_several_labels
     listed = int((found.classes >= 0).sum()) + data.n_pairs
     is_whole = listed >= n_classes * int((data.labels_per_row > 0).sum())  # every row, and every class
-    if regularization is None:
-        regularization = config.regularization_margin if has_margin else config.regularization
+    is_long = job.is_text and data.n_pairs >= config.margin_pairs and has_many_words(rows, job)
+    biases, has_margin = (
+        np.zeros(n_classes, np.float32),
+        offsets is None and (is_long or data.has_several_labels),
+    )
+    regularization = config.regularization_margin if has_margin else config.regularization
     if has_margin:
         biases[:] = -1.0
     elif offsets is None:  # the log-odds of a class before anything is known of a row, and one less
@@ -311,7 +340,7 @@ def fit_linear(
     squares = square_sums(rows.indptr, rows.data).astype(np.float64)
     problem = Problem(
         rows, squares, data.rows.astype(np.int64), np.ascontiguousarray(data.pair_weight, np.float32),
-        row_weights, own, others, mean,
+        row_weights, own, others, *duals, mean,
     )  # fmt: skip
     options = Options(
         regularization,
@@ -345,14 +374,26 @@ def fit_linear(
                 values,
                 biases,
             )
-        parts[i] = np.diff(stops), features[: stops[-1]].copy(), values[: stops[-1]].copy()
+        parts[i] = stops, features[: stops[-1]].copy(), values[: stops[-1]].copy()
 
     run_checked(work, len(parts), job)
-    matrix = sparse.csr_matrix((n_classes, n_features), dtype=np.float32)
-    matrix.indptr = np.append(0, np.cumsum(np.concatenate([part[0] for part in parts]))).astype(np.int64)
-    matrix.indices = np.concatenate([part[1] for part in parts])
-    matrix.data = np.concatenate([part[2] for part in parts])
+    matrix = _by_feature(parts, cuts, (n_classes, n_features))
     if has_margin:  # about as large as log-odds
         matrix.data *= np.float32(config.margin_scale)
         biases *= np.float32(config.margin_scale)
     return matrix, biases
+
+
+def _by_feature(parts: list[Any], cuts: Int64, shape: tuple[int, int]) -> Any:
+    """Join weights by class to a CSC matrix, and drop them."""
+    matrix = sparse.csc_matrix(shape, dtype=np.float32)
+    counts = np.zeros(shape[1], np.int64)
+    for _, features, _ in parts:
+        counts += count_indices(features, shape[1])
+    matrix.indptr = np.append(0, np.cumsum(counts))
+    matrix.indices, matrix.data = np.empty(counts.sum(), np.int32), np.empty(counts.sum(), np.float32)
+    starts = matrix.indptr[:-1].copy()
+    for i, first in enumerate(cuts[:-1].tolist()):
+        postings.place_lines(*parts[i], first, starts, matrix.indices, matrix.data)
+        parts[i] = None
+    return matrix

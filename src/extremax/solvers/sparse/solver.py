@@ -34,6 +34,7 @@ from extremax.scores.sparse import (
     csr_rows,
     require_sound,
     restore_matrix,
+    transposed,
 )
 from extremax.solvers.base import Progress, Split, TrainerBase, TrainState, labelled_rows
 from extremax.solvers.growth import SparseRecord
@@ -41,10 +42,11 @@ from extremax.solvers.sparse import plausible
 from extremax.solvers.sparse.bilinear import Bilinear, choose_columns, fit_bilinear
 from extremax.solvers.sparse.dense_part import fit_dense
 from extremax.solvers.sparse.mix import EXPERTS, compare, fit_mixture
-from extremax.solvers.sparse.plausible import Check, Job, Plausible, TrainingRows
+from extremax.solvers.sparse.plausible import Check, Duals, Job, Plausible, TrainingRows
 from extremax.solvers.sparse.start import (
     ClassSums,
     Start,
+    by_columns,
     check_numbers,
     fit_numbers,
     make_start,
@@ -65,35 +67,39 @@ _NUMBERS = ("log_weights", "cosine_weights", "bias_weights", "edges", "groups")
 
 @dataclass
 class Linear:
-    """Weights by class: CSR (n_classes, n_features) and biases."""
+    """Weights by feature: CSC (n_classes, n_features), classes ascending, and biases."""
 
     matrix: Any
     biases: Float32
 
     @cached_property
     def weights(self) -> SparseWeights:
-        """The weights by feature."""
-        return SparseWeights.from_matrix(self.matrix, self.biases)
+        """The weights for prediction; they share the memory of the matrix."""
+        matrix: Any = self.matrix
+        postings = Postings(matrix.indptr, matrix.indices, matrix.data)
+        return SparseWeights(postings, self.biases, np.zeros_like(self.biases))
 
     def take(self, index: Int64) -> Linear:
         """Return the weights of some classes, in a given order."""
-        return Linear(self.matrix[index], self.biases[index])
+        return Linear(by_columns(self.matrix.tocsr()[index]), self.biases[index])
 
     def plus(self, n: int, bias: float = 0.0) -> Linear:
         """Return the weights with further classes, which have a bias alone, behind the others."""
         nothing = sparse.csr_matrix((n, self.matrix.shape[1]), dtype=np.float32)
-        matrix = sparse.vstack([self.matrix, nothing], format="csr")
-        return Linear(matrix, np.concatenate([self.biases, np.full(n, bias, np.float32)]))
+        matrix = sparse.vstack([self.matrix.tocsr(), nothing], format="csr")
+        return Linear(by_columns(matrix), np.concatenate([self.biases, np.full(n, bias, np.float32)]))
 
     def state(self) -> State:
-        matrix = self.matrix
-        arrays = {"offsets": matrix.indptr, "features": matrix.indices, "values": matrix.data}
-        return State({"shape": list(matrix.shape)}, {**arrays, "biases": self.biases})
+        by_class = transposed(self.matrix)
+        arrays = {"offsets": by_class.offsets, "features": by_class.classes, "values": by_class.values}
+        return State({"shape": list(self.matrix.shape)}, {**arrays, "biases": self.biases})
 
     @classmethod
     def from_state(cls, state: State) -> Linear:
         matrix = restore_matrix(sparse.csr_matrix, state, "features")
-        return cls(matrix, checks.get_array(state.arrays, "biases", "f4", (matrix.shape[0],)))
+        biases = checks.get_array(state.arrays, "biases", "f4", (matrix.shape[0],))
+        require_sound([matrix])
+        return cls(by_columns(matrix), biases)
 
 
 @dataclass
@@ -116,8 +122,8 @@ class SparseTables:
         Weight of each expert in the scores.
     weights
         The weights for prediction; None where an expert has changed.
-    found
-        Plausible classes of the rows of this call; not saved.
+    found, duals
+        Plausible classes of the rows of this call, and the dual variables of the linear weights; not saved.
     """
 
     sums: ClassSums
@@ -129,6 +135,7 @@ class SparseTables:
     mix: dict[str, float] = field(default_factory=lambda: dict(_SUM))
     weights: SparseWeights | None = None
     found: Plausible | None = field(default=None, repr=False)
+    duals: Duals | None = field(default=None, repr=False)
     _made: tuple[ClassSums, Numbers, Start] | None = field(default=None, repr=False)
 
     kind: ClassVar[str] = "sparse"
@@ -147,6 +154,7 @@ class SparseTables:
         """Take the weights of a copy."""
         self.linear, self.mix = other.linear, dict(other.mix)
         self.sums, self.numbers, self.weights, self.found = other.sums, other.numbers, None, other.found
+        self.duals = other.duals
 
     def take(self, index: Int64) -> SparseTables:
         """Return what belongs to some classes, in a given order."""
@@ -154,7 +162,9 @@ class SparseTables:
         taken: dict[str, Any] = {
             name: None if expert is None else expert.take(index) for name, expert in experts.items()
         }
-        return replace(self, sums=self.sums.take(index), weights=None, found=None, _made=None, **taken)
+        return replace(
+            self, sums=self.sums.take(index), weights=None, found=None, duals=None, _made=None, **taken
+        )
 
     def plus(self, new: ClassSums) -> SparseTables:
         """Return the tables with the sums of further classes behind the others.
@@ -171,11 +181,11 @@ class SparseTables:
                 factors = np.zeros((n, dense.part.factors.shape[1]), np.float32)
                 experts[name] = dense.plus(factors, np.zeros(n, np.float32))
         sums = self.sums.stacked(new)
-        return replace(self, sums=sums, weights=None, found=None, _made=None, **experts)
+        return replace(self, sums=sums, **_NOT_MADE, **experts)
 
     def check(self) -> None:
         """Refuse arrays of a model folder whose indices lead outside."""
-        require_sound([self.sums.matrix, *([] if self.linear is None else [self.linear.matrix])])
+        require_sound([self.sums.matrix])
 
     def training_state(self) -> State:
         """Return what further training needs beside the weights."""
@@ -209,7 +219,6 @@ class SparseTables:
             weighted = [(mix.get(name, 0.0), Linear.from_state(state.nested(name))) for name in older]
             if any(part.matrix.shape != sums.matrix.shape for _, part in weighted):
                 checks.reject("the training state has weights of several shapes")
-            require_sound(part.matrix for _, part in weighted)
             saved["linear"], mix["linear"] = _add_linear(weighted), 1.0
         mix = {name: mix.get(name, 0.0) for name in EXPERTS}
         scale = checks.get_float(header, "scale")
@@ -230,6 +239,8 @@ class SparseTables:
         check_numbers(self.numbers, n_sparse)
 
 
+# What follows from the rest, or from the rows of a call
+_NOT_MADE: dict[str, Any] = {"weights": None, "found": None, "duals": None, "_made": None}
 _SAVED: dict[str, Any] = {"linear": Linear, "bilinear": Bilinear, "dense": Bilinear}
 _OLDER = ("correction", "svm")
 
@@ -238,7 +249,7 @@ def _add_linear(weighted: list[tuple[float, Linear]]) -> Linear:
     """Return the weighted sum of weights by class."""
     matrix = sum(np.float32(factor) * part.matrix for factor, part in weighted)
     biases = sum(np.float32(factor) * part.biases for factor, part in weighted)
-    return Linear(sparse.csr_matrix(matrix, dtype=np.float32), np.asarray(biases, np.float32))
+    return Linear(by_columns(matrix), np.asarray(biases, np.float32))
 
 
 @dataclass
@@ -390,6 +401,7 @@ class SparseTrainer(TrainerBase):
     def start(self, data: Examples, n_classes: int) -> TrainState:
         """Sum the rows of each class and fit the numbers of the start."""
         log = self.context.progress.log
+        log(f"start: {data.n_pairs:,} pairs of {n_classes:,} classes are summed")
         n_features, scale = self.config.layout.n_sparse, self._find_scale(data)
         sums = self.class_sums(data, n_classes, n_features, scale)
         arrays, rows = sums.arrays, self._rows(data, scale)
@@ -422,7 +434,7 @@ class SparseTrainer(TrainerBase):
                 tables.sums.arrays, rows, data, self.numbers, self.context.seed % 2**31,
                 self.context.n_threads, self.config.layout.groups,
             )  # fmt: skip
-            tables.weights, tables.found = None, None
+            tables.weights, tables.found, tables.duals = None, None, None
         state.pair_key = key
         return Prepared(TrainingRows(data, rows, self.feature_mean(rows, n_features, data)))
 
@@ -455,32 +467,36 @@ class SparseTrainer(TrainerBase):
         if n_slots == 0:
             return
         if tables.found is None and tables.linear is not None:
-            tables.found = self._search_again(tables, training, n_rounds, job)
+            self._search_again(tables, training, n_rounds, job)
         found = self._search(tables, training, n_slots, _half(job, 0))
         if found is tables.found:
             return  # nothing new to learn from
-        tables.linear = Linear(*plausible.fit_linear(linear, found, n_classes, _half(job, 1)))
-        tables.found, tables.mix, tables.weights = found, dict(self._default_mix), None
+        data, duals = training.data, tables.duals
+        duals = Duals.none(data, found) if duals is None else duals.of(data, data, found)
+        passes = job.config.passes if tables.linear is None else job.config.passes_more
+        half = _changed(_half(job, 1), passes=passes)
+        fitted = plausible.fit_linear(linear, found, n_classes, half, duals=duals)
+        tables.linear, tables.found, tables.duals = Linear(*fitted), found, duals
+        tables.mix, tables.weights = dict(self._default_mix), None
 
     def _search(self, tables: SparseTables, training: TrainingRows, n_slots: int, job: Job) -> Plausible:
         """Find the plausible classes of a round, beside those of the rounds before."""
         before = tables.found
         if before is None or tables.linear is None:
             weights, needs_rest = self._start_weights(tables), self._is_similar(tables)
-            return plausible.find_plausible(training, weights, n_slots, job, needs_rest=needs_rest)
+            found = plausible.find_plausible(training, weights, n_slots, job, needs_rest=needs_rest)
+            return found if needs_rest else found._replace(scores=found.scores[:0])
         if n_slots == tables.sums.matrix.shape[0] - 1 or before.classes.shape[1] >= _MOST_SEARCHES * n_slots:
             return before  # all classes, or all that matter
         return before.joined(plausible.find_plausible(training, tables.linear.weights, n_slots, job))
 
-    def _search_again(
-        self, tables: SparseTables, training: TrainingRows, n_rounds: int, job: Job
-    ) -> Plausible | None:
-        """Find the plausible classes of the rounds so far, which a model folder does not hold."""
+    def _search_again(self, tables: SparseTables, training: TrainingRows, n_rounds: int, job: Job) -> None:
+        """Repeat the searches and fits so far for what a model folder does not hold."""
         quiet = job._replace(check=lambda fraction: job.check(0.0))
-        again = replace(tables, linear=None, found=None)
+        again = replace(tables, linear=None, found=None, duals=None)
         for _ in range(n_rounds):
             self._fit_linear(again, training, 0, quiet)
-        return again.found
+        tables.found, tables.duals = again.found, again.duals
 
     def _correct_stream(self, tables: SparseTables, training: TrainingRows, job: Job) -> None:
         """Correct start and weights so far by new rows, each left out of the start of its own classes."""
@@ -524,17 +540,15 @@ class SparseTrainer(TrainerBase):
         self, training: TrainingRows, found: Plausible, own: Float32, n_classes: int, job: Job
     ) -> Linear:
         offsets = plausible.log_odds(training.data, found, own)
-        weight = self.numbers.regularization_more
-        return Linear(
-            *plausible.fit_linear(training, found, n_classes, job, offsets=offsets, regularization=weight)
-        )
+        job = _changed(job, regularization=self.numbers.regularization_more)
+        return Linear(*plausible.fit_linear(training, found, n_classes, job, offsets=offsets))
 
     def _start_weights(self, tables: SparseTables) -> SparseWeights:
         return _as_weights(tables.start(self.context.n_threads))
 
     def _job(self, check: Check = lambda fraction: None) -> Job:
-        first_word = self.config.layout.first_word
-        return Job(self.numbers, self.context.seed, self.context.n_threads, check, first_word)
+        layout, context = self.config.layout, self.context
+        return Job(self.numbers, context.seed, context.n_threads, check, layout.first_word, layout.is_text)
 
     def _n_slots(self, problem: ProblemSize) -> int:
         """Return how many other classes each row is compared with: more where classes have many rows."""
@@ -559,17 +573,20 @@ class SparseTrainer(TrainerBase):
         few = tables.sums.counts.sum() <= config.bilinear_max_pairs
         return bool(few) and config.few_classes < n_classes <= config.bilinear_max_classes
 
-    def finish(self, state: TrainState, split: Split) -> None:
+    def finish(self, state: TrainState, split: Split, *, interrupted: bool = False) -> None:
         """Fit the experts that have no epochs, choose the weights of all by held-out rows, and join them."""
         if isinstance(state.tables, FinishedTables):
             return
         tables, data, held_out = _tables(state), split.training, split.held_out
         rows = self._rows(data, tables.scale)
         mean = self.feature_mean(rows, tables.sums.matrix.shape[1], data)
-        training = TrainingRows(data, rows, mean)
-        if tables.found is None and tables.linear is not None:  # of a model folder
-            tables.found = self._search_again(tables, training, state.n_epochs, self._job())
-        self._fit_experts(tables, training)
+        if not interrupted:
+            training, is_large = TrainingRows(data, rows, mean), not self._is_similar(tables)
+            if is_large and self._whole(split) is None:  # what only the rounds need makes room
+                tables.found, tables.duals, tables._made = None, None, None
+            elif tables.found is None and tables.linear is not None:  # of a model folder
+                self._search_again(tables, training, state.n_epochs, self._job())
+            self._fit_experts(tables, training)
         given_mean = mean / np.float32(tables.scale)
         tables.mix = self._choose_mix(tables, held_out)
         if self._is_too_large(tables, given_mean):
@@ -592,9 +609,9 @@ class SparseTrainer(TrainerBase):
             rows = self._rows(whole, tables.scale)
             mean = self.feature_mean(rows, n_features, whole)
             training = TrainingRows(whole, rows, mean)
-            if tables.linear is not None and tables.found is not None and tables.mix["linear"] > 0.0:
-                tables.linear = self._fit_whole(tables, tables.found, training, split)
-            tables.found = None
+            if tables.linear is not None and tables.mix["linear"] > 0.0:
+                tables.linear = self._fit_whole(tables, training, split)
+            tables.found, tables.duals = None, None
             tables.sums = self.class_sums(whole, n_classes, n_features, tables.scale)
             given_mean = mean / np.float32(tables.scale)
             weights = self._prune(tables, given_mean, None, state.chosen)
@@ -605,18 +622,24 @@ class SparseTrainer(TrainerBase):
         record = SparseRecord.of(tables.sums, tables.numbers, tables.mix, bias, similarity)
         state.tables = FinishedTables(weights, tables.scale, record)
 
-    def _fit_whole(
-        self, tables: SparseTables, found: Plausible, training: TrainingRows, split: Split
-    ) -> Linear:
+    def _fit_whole(self, tables: SparseTables, training: TrainingRows, split: Split) -> Linear | None:
         """Fit the linear weights on all rows; those that were held out are proposed by the start."""
+        found, duals = tables.found, tables.duals
+        if found is None or duals is None:
+            return tables.linear
         whole, n_slots = training.data, found.classes.shape[1]
         is_new = ~np.isin(whole.rows, split.training.rows)
         left = training._replace(data=whole.take(is_new))
         job = self._job(self._show("all rows", whole.n_pairs))
         others = plausible.find_plausible(left, self._start_weights(tables), n_slots, _half(job, 0))
-        joined = found._replace(log_rest=others.log_rest).merged(others, np.unique(left.data.rows))
+        classes, held_out = found.classes.copy(), np.unique(left.data.rows)
+        classes[held_out] = others.classes[held_out]
+        joined = found._replace(classes=classes)
         linear = plausible.linear_rows(training, job)
-        return Linear(*plausible.fit_linear(linear, joined, tables.sums.matrix.shape[0], _half(job, 1)))
+        duals = duals.of(split.training, whole, joined)
+        n_classes = tables.sums.matrix.shape[0]
+        half = _changed(_half(job, 1), passes=job.config.passes_more)
+        return Linear(*plausible.fit_linear(linear, joined, n_classes, half, duals=duals))
 
     def _whole(self, split: Split) -> Examples | None:
         """Return all pairs, where those of the held-out rows are worth another look; else None."""
@@ -877,6 +900,11 @@ def restored_rows(rows: CSRRows, n_features: int) -> Any:
 def _half(job: Job, number: int) -> Job:
     """Return the job of the first or the second half of an epoch."""
     return job._replace(check=lambda fraction: job.check(0.5 * (number + fraction)))
+
+
+def _changed(job: Job, **numbers: float) -> Job:
+    """Return the job with other tuned numbers."""
+    return job._replace(config=replace(job.config, **numbers))  # type: ignore[arg-type]
 
 
 def _as_weights(start: Start) -> SparseWeights:

@@ -88,12 +88,12 @@ class ClassSums:
 
     def take(self, index: Int64) -> ClassSums:
         """Return the sums of some classes, in a given order."""
-        return ClassSums(_columns_of(self.matrix.tocsr()[index]), self.counts[index])
+        return ClassSums(by_columns(self.matrix.tocsr()[index]), self.counts[index])
 
     def stacked(self, other: ClassSums) -> ClassSums:
         """Return the sums with those of further classes behind the others."""
         matrix = sparse.vstack([self.matrix.tocsr(), other.matrix.tocsr()], format="csr")
-        return ClassSums(_columns_of(matrix), np.concatenate([self.counts, other.counts]))
+        return ClassSums(by_columns(matrix), np.concatenate([self.counts, other.counts]))
 
     @cached_property
     def arrays(self) -> Sums:
@@ -133,9 +133,9 @@ def _take_parts(parts: list[list[NDArray[Any]]], kind: Any) -> NDArray[Any]:
     return np.concatenate([part.pop(0) for part in parts] or [np.empty(0)]).astype(kind, copy=False)
 
 
-def _columns_of(matrix: Any) -> Any:
-    """Return class sums by column, as `ClassSums` holds them."""
-    columns = matrix.tocsc()
+def by_columns(matrix: Any) -> Any:
+    """Return a matrix by column, classes ascending, with indices as the kernels take them."""
+    columns = sparse.csc_matrix(matrix, dtype=np.float32)
     columns.sort_indices()
     columns.indptr = columns.indptr.astype(np.int64)
     columns.indices = columns.indices.astype(np.int32, copy=False)
