@@ -139,7 +139,7 @@ def summarize(folder: Path) -> None:
         (kind, size): outcomes
         for kind in FEATURES
         for size in ALL_SIZES
-        if PROPOSED in (outcomes := read_outcomes(folder / kind / str(size), FIGURE_1))
+        if PROPOSED in (outcomes := read_outcomes(folder / kind / str(size), FIGURE_1)) and len(outcomes) > 1
     }
     speeds = {key: _speeds(outcomes) for key, outcomes in found.items()}
     rows, verdicts, plain = [], [], []
