@@ -141,8 +141,8 @@ def test_command_compares_by_number_of_classes(
     assert "minutes of processor time" in told[1]
     assert told[2].startswith("memory: about")
     assert any("learned the features in" in line for line in told)
-    table, _, verdicts = done.stdout.partition("\n\n")
-    rows = [line.split(" | ")[:3] for line in table.splitlines()[2:]]
+    factors, _, verdicts = done.stdout.partition("\n\n")
+    rows = [line.split(" | ")[:3] for line in factors.splitlines()[2:]]
     assert rows == [[f"| {kind}", "5,000", "uniform neg. sampling"] for kind in ("learned", "text")]
     assert [line.split(" | ")[0] for line in verdicts.strip().splitlines()[2:]] == ["| learned", "| text"]
     content = json.loads((out / "by-classes.json").read_text())
