@@ -347,7 +347,7 @@ def _sparse_norm(
     return norm if shard is None else torch.linalg.vector_norm(shard.gather(norm[None]), ord)
 
 
-_norms = torch.library.Library("aten", "IMPL")
+_norms: Any = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
 for _key in ("SparseCPU", "SparseCUDA"):
     if not torch._C._dispatch_has_kernel_for_dispatch_key("aten::linalg_vector_norm", _key):
         _norms.impl("linalg_vector_norm", _sparse_norm, _key)

@@ -246,7 +246,7 @@ class ShardedExtremeSoftmax(ExtremeSoftmax):
         check_shapes(hidden, self.weight, target)
         h = hidden.reshape(-1, self.in_features)
         self._check_rows(h)
-        tables = (self.weight,) if self.bias is None else (self.weight, self.bias)
+        tables: tuple[Any, ...] = (self.weight,) if self.bias is None else (self.weight, self.bias)
         for p in tables:
             if p.requires_grad and not p._post_accumulate_grad_hooks:
                 p.register_post_accumulate_grad_hook(_mark_gradient)
