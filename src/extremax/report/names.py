@@ -22,7 +22,9 @@ def name_nodes(clf: Any, tree: LabelHierarchy) -> list[str]:
     Words are those of the descriptions of the labels, or else of the labels. A word counts by how much larger
     its share of the labels is below the node than below the parent, times the log of its rarity in all.
     """
-    found = [_words(text) for text in _texts(clf)]
+    from sklearn.feature_extraction.text import ENGLISH_STOP_WORDS  # imports more than extremax may
+
+    found = [_words(text, ENGLISH_STOP_WORDS) for text in _texts(clf)]
     vocabulary = sorted(set().union(*found))
     column = {word: i for i, word in enumerate(vocabulary)}
     columns = np.array([column[word] for words in found for word in words], np.int64)
@@ -56,11 +58,9 @@ def _texts(clf: Any) -> list[str]:
     return labels if descriptions is None else [descriptions.text(i) or name for i, name in enumerate(labels)]
 
 
-def _words(text: str) -> list[str]:
+def _words(text: str, left_out: frozenset[str]) -> list[str]:
     """Return the words of a text, each once, without numbers, short words and words such as "other"."""
-    from sklearn.feature_extraction.text import ENGLISH_STOP_WORDS  # imports rich, where it is installed
-
-    words = [word for word in dict.fromkeys(cut_words(text.lower())) if word not in ENGLISH_STOP_WORDS]
+    words = [word for word in dict.fromkeys(cut_words(text.lower())) if word not in left_out]
     return [word for word in words if not word.isdigit() and (len(word) > _SHORT or not word.isascii())]
 
 
