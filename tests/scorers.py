@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import mmap
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from scipy import sparse
@@ -138,3 +140,10 @@ def log_likelihood(scorer, examples, **options):
 
 def choose_calibration(scorer, examples, config=None):
     return Predictor(scorer).choose_calibration(examples, config=config)
+
+
+def is_mapped(array: Any) -> bool:
+    """Whether the memory of an array is that of a file."""
+    while isinstance(array, np.ndarray):
+        array = array.base
+    return isinstance(array, memoryview) and isinstance(array.obj, mmap.mmap)

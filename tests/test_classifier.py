@@ -471,7 +471,7 @@ def test_validation_fraction_leaves_every_class_a_row_rejects(data):
 def test_eval_set_leaves_out_unknown_classes(data):
     X, y, X_test, y_test = data
     known = y < 50
-    clf = ExtremeClassifier(MinibatchSoftmax(), n_epochs=1, random_state=0)
+    clf = ExtremeClassifier(MinibatchSoftmax(), n_epochs=1, random_state=0)  # not calibrated
     with pytest.warns(
         UserWarning, match=r"rows of eval_set are of classes that y lacks; they are left out\."
     ):

@@ -109,7 +109,9 @@ def test_forms_of_labels_same_everywhere(fitted):
     indicator = sparse.lil_matrix((150, N_CLASSES), dtype=np.int8)
     for row, label in pairs_of(y):
         indicator[row, label] = 1
-    expected = evaluate(fitted, X, y).as_dict()
+    report = evaluate(fitted, X, y)
+    expected = report.as_dict()
+    assert f"<td>accuracy@1</td><td>{expected['accuracy@1']:.4g}</td>" in report._repr_html_()
     for form in (indicator, indicator.tocsc(), indicator.toarray(), [set(labels) for labels in y]):
         assert evaluate(fitted, X, form).as_dict() == expected
     for n_jobs in (1, 2):

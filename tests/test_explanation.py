@@ -220,6 +220,7 @@ def test_the_word_that_made_it_so_comes_first(fitted: TextClassifier) -> None:
 def test_a_difference_needs_two_labels_rejects(fitted: TextClassifier) -> None:
     alone = fitted.explain("fell off a ladder", k=1)
     assert "rather than" not in str(alone)
+    assert "<b>ladder</b>" in alone._repr_html_()
     with pytest.raises(ValueError, match=r"has one label; for a difference ask for two: explain\(x, k=2\)"):
         _ = alone.difference
     # never None: the lines of the README are right for a type checker

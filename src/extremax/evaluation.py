@@ -94,6 +94,13 @@ class Report:
         """Whether any row has more than one label."""
         return self.n_pairs > self.n_samples
 
+    def _repr_html_(self) -> str:
+        """Return the figures as a table, for a notebook."""
+        rows = "".join(
+            f"<tr><td>{name}</td><td>{value:.4g}</td></tr>" for name, value in self.as_dict().items()
+        )
+        return f"<table>{rows}</table>"
+
     def as_dict(self) -> dict[str, float]:
         """All figures by name, those at k as ``precision@1`` and so on: for tables and JSON."""
         flat: dict[str, float] = {}

@@ -156,9 +156,8 @@ class Explanation:
         found = f"<table>{found}</table>"
         if not self.is_known:
             return f"<p>No known word was found; these are the class frequencies.</p>{found}"
-        for part in (self.score, self.difference):
-            if part is not None:
-                found += _coloured(part, self.pieces)
+        for part in (self.score, *self.against[:1]):
+            found += _coloured(part, self.pieces)
         return found
 
     def spelled_as(self, text: str) -> Explanation:

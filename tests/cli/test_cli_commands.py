@@ -690,6 +690,8 @@ def test_few_rows_are_cross_validated(few_rows: Path, tmp_path: Path) -> None:
     assert (
         "cross-validated" not in cli("train", few_rows, "--out", tmp_path / "m", "--valid", few_rows).stderr
     )
+    few_rows.write_text("text,label\na b,x\nc d,y\na e,x\n")
+    assert "by 3 models of 2 in 3 rows each" in cli("train", few_rows, "--out", tmp_path / "m").stderr
 
 
 def test_cross_validation_matches_reference() -> None:

@@ -157,6 +157,12 @@ def test_command_compares_by_number_of_classes(
     assert again.stdout == done.stdout  # about all that the folder holds
 
 
+def test_plan_says_what_was_measured(table: Path) -> None:
+    """5.0 and 6.0 minutes of processor time on two kinds of features of 16,000 lemmas, with one seed."""
+    words = by_classes.describe_plan([16_000], ["text"], len(FIGURE_1), 1)
+    assert "take about 6 minutes" in words[1]
+
+
 def test_unknown_sizes_and_features_reject(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="sizes has 7; use some of 5000, 16000, 50000, 219109\\."):
         reproduce_lemmas(tmp_path, sizes=[7])

@@ -268,6 +268,18 @@ def test_names_tell_characters_from_words():
     assert all("…" in name or name[0] == "[" for name in names[:n])
 
 
+def test_all_columns_have_names_for_scikit_learn():
+    features = NgramFeatures(char_ngrams=(0, 0)).fit(["fell off", "fell"])
+    features.keep_names(["fell off", "fell"], np.arange(features.n_features))
+    names = features.get_feature_names_out()
+    assert sorted(names) == ["fell", "fell off", "off"]
+    assert names.tolist() == features.column_names(range(3))
+    X = features.transform(["off fell"])
+    assert set(names[X.indices]) == {"fell", "off"}
+    empty = NgramFeatures(char_ngrams=(0, 0)).fit(["..."])
+    assert len(empty.get_feature_names_out()) == empty.n_features == 1
+
+
 def test_names_keep_to_their_bytes():
     texts = sentences(100)
     features = NgramFeatures(max_name_bytes=200).fit(texts)

@@ -113,6 +113,8 @@ def test_expected_number_of_doubtful_rows_bounds_those_of_right_labels(problem):
     assert len(found.suspects) == listed
     assert found.n_suspects_by_chance >= expected - 0.05
     assert f"Chance explains up to {found.n_suspects_by_chance:,.0f} of them" in found.tables["suspects"].note
+    assert f"{listed} rows to check" in found._repr_html_()
+    assert f"<td>{found.tables['figures'].records()[0]['accuracy']:.4g}</td>" in found._repr_html_()
     evidence = found.suspects["predicted_probability"] / found.suspects["probability"]
     assert (np.diff(evidence) <= 1e-6 * evidence[1:]).all()
     assert abs(listed - expected) < 4 * np.sqrt(expected)

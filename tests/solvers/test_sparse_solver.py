@@ -26,6 +26,7 @@ from extremax.storage.folder import load_folder, save_folder
 from extremax.storage.models import KIND
 from extremax.tuned import DEFAULTS, replace_numbers
 from planted import word_rows
+from scorers import is_mapped
 from trainers import Progress
 
 N_CLASSES, N_WORDS = 24, 1100
@@ -311,12 +312,6 @@ def test_same_bits_for_any_number_of_threads(data, fitted, n_jobs):
 def test_same_predictions_of_every_part_for_any_number_of_threads(data, test_rows):
     found = [make(Every, n_jobs=n, n_epochs=1).fit(*data).predict_log_proba(test_rows[0]) for n in (1, 2)]
     np.testing.assert_array_equal(found[0], found[1])
-
-
-def is_mapped(array):
-    while array is not None and not isinstance(array, np.memmap):
-        array = getattr(array, "base", None)
-    return array is not None
 
 
 @pytest.mark.identity

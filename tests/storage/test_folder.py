@@ -22,6 +22,7 @@ from extremax.runtime import atomic_files
 from extremax.storage import folder
 from extremax.storage.folder import load_folder, save_folder
 from extremax.storage.labels import pack_labels, unpack_labels
+from scorers import is_mapped
 
 ARRAYS: dict[str, np.ndarray[Any, Any]] = {
     "weights": np.arange(12, dtype=np.float32).reshape(4, 3),
@@ -107,10 +108,7 @@ def test_arrays_are_mapped_aligned_and_read_only(tmp_path: Path) -> None:
     weights = model.arrays["weights"]
     with pytest.raises(ValueError, match="read-only"):
         weights[0, 0] = 1
-    base = weights
-    while isinstance(base.base, np.ndarray):
-        base = base.base
-    assert isinstance(base, np.memmap)
+    assert is_mapped(weights)
 
 
 def test_copy_on_write_changes_memory_only(tmp_path: Path) -> None:
@@ -125,14 +123,6 @@ def test_same_model_gives_the_same_bytes(tmp_path: Path) -> None:
     one, two = save(tmp_path / "one"), save(tmp_path / "two")
     for file in one.iterdir():
         assert file.read_bytes() == (two / file.name).read_bytes()
-
-
-def is_mapped(array: Any) -> bool:
-    while isinstance(array, np.ndarray):
-        if isinstance(array, np.memmap):
-            return True
-        array = array.base
-    return False
 
 
 def test_large_model_is_mapped_not_read(tmp_path: Path) -> None:

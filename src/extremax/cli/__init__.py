@@ -26,8 +26,9 @@ Rules for every command
 - Results go to standard output (`terminal.write`, `terminal.show_json`, `terminal.print_table`), everything
   else to standard error (`terminal.log`, `terminal.warn`), so that a pipe gets results alone. ``--quiet``
   silences `log`, not warnings and errors.
-- Progress (`terminal.progress`) is drawn on standard error, and only in a terminal.
+- Progress (`terminal.progress`) goes to standard error: a bar in a terminal, else a line for each long phase.
 - Shared options have one spelling: the types `Seed`, `Threads`, `Json`, `Quiet` ... of ``cli/options.py``.
+- Options that few need have a panel (``rich_help_panel``); without one they are in the first panel of --help.
 - Files are written completely or not at all (`terminal.atomic_file`).
 """
 

@@ -127,7 +127,8 @@ def reproduce(  # noqa: PLR0913 (the parameters are the options)
     ] = None,
     seeds: Annotated[int, typer.Option(min=1, help="Runs of each method, with seeds 0, 1, ...")] = 1,
     sizes: Annotated[
-        list[int] | None, typer.Option("--lemmas", help="For lemmas: 5000, 16000 or 50000; may be repeated.")
+        list[int] | None,
+        typer.Option("--lemmas", help="For lemmas: 5000, 16000, 50000 or 219109 (all); may be repeated."),
     ] = None,
     features: Annotated[
         list[str] | None, typer.Option(help="For lemmas: learned or text; may be repeated.")

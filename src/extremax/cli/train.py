@@ -283,8 +283,9 @@ def _measure(model: Any, data: Any, seed: int | None, named: dict[str, Any]) -> 
         terminal.log(f"held out: none, as rows are few; {how}, to measure the model")
     else:
         accuracy, error = cross_validate(model, *_pair(data), seed, named)
-        of_five = f"{_FOLDS} models of {_FOLDS - 1} in {_FOLDS} rows"
-        terminal.log(f"cross-validated: accuracy {accuracy:.3f} ± {error:.3f}, by {of_five} each")
+        n = min(_FOLDS, data.n_samples)
+        by = f"{n} models of {n - 1} in {n} rows each"
+        terminal.log(f"cross-validated: accuracy {accuracy:.3f} ± {error:.3f}, by {by}")
         return {"cross_validated_accuracy": accuracy, "cross_validated_error": error}
     return {}
 

@@ -456,6 +456,14 @@ class NgramFeatures(TransformerMixin, BaseEstimator, auto_wrap_output_keys=()): 
             for column, name in found
         ]
 
+    def get_feature_names_out(self, input_features: Any = None) -> NDArray[np.object_]:
+        """Return the names of all columns, as scikit-learn asks for them; `input_features` is not used.
+
+        Columns have names after `keep_names`; `TextClassifier` calls it for those of the greatest weights.
+        """
+        self._check_fitted()
+        return np.array([*self.column_names(range(len(self.buckets_))), ""][: self.n_features], dtype=object)
+
     # -- state ---------------------------------------------------------------------------------------------
 
     def to_options(self) -> dict[str, Any]:

@@ -31,6 +31,8 @@ from torch import Tensor
 from extremax.nn.kernels import is_left_out, masked_log_sum
 from extremax.nn.samplers import Draw
 
+_MOST_TARGETS = 1024  # columns, or as many as classes are drawn
+
 
 class BatchSample(NamedTuple):
     """Targets of a minibatch as a sample.
@@ -141,11 +143,9 @@ def sampled_softmax_loss(  # noqa: PLR0913 (as in torch.nn.functional)
 
 
 def shared_rows(n: int, draw: Draw) -> Tensor | slice:
-    """Return which of n rows give their targets to the others: as many as classes are drawn, at most."""
-    n_shared = len(draw.classes)
-    return (
-        slice(None) if n <= n_shared else torch.arange(n_shared, device=draw.classes.device) * n // n_shared
-    )
+    """Return which of n rows give their targets to the others."""
+    most = max(_MOST_TARGETS, len(draw.classes))
+    return slice(None) if n <= most else torch.arange(most, device=draw.classes.device) * n // most
 
 
 def batch_sample(sampler: Any, y: Tensor, kept: Tensor, n_sequences: int, draw: Draw) -> BatchSample | None:

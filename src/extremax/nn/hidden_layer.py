@@ -14,7 +14,7 @@ from extremax.nn.layer import ExtremeSoftmax
 from extremax.nn.optim import make_optimizer
 from extremax.nn.samplers import FrequencySampler
 
-_BATCH_ROWS, _SAMPLED, _DROPOUT = 512, 256, 0.5
+_BATCH_ROWS, _DROPOUT = 512, 0.5
 _LAST_RATE = 0.02  # learning rate at the end, as a fraction of the first
 _BLOCK_ROWS = 8192  # rows of features that are computed at a time
 
@@ -23,9 +23,7 @@ class _Network(nn.Module):
     def __init__(self, n_inputs: int, n_units: int, counts: Tensor) -> None:
         super().__init__()
         self.hidden = nn.Linear(n_inputs, n_units)
-        self.output = ExtremeSoftmax(
-            n_units, len(counts), sampler=FrequencySampler(counts, n_sampled=_SAMPLED)
-        )
+        self.output = ExtremeSoftmax(n_units, len(counts), sampler=FrequencySampler(counts))
 
     def forward(self, X: Tensor) -> Tensor:
         return F.relu(self.hidden(X))

@@ -46,8 +46,8 @@ class ExtremeSoftmax(nn.Module):
     ``layer(hidden, target)`` returns a `SoftmaxOutput`: in training mode with the estimate of
     `sampled_softmax_loss`, in evaluation mode with the exact negative log-likelihood. ``layer(hidden)``
     returns the log-probabilities of all classes. The state dict has the names and shapes of ``nn.Linear``.
-    Give targets of sequences in two dimensions: those in one are taken for independent, and flattened
-    sequences would bias the estimate.
+    Give targets of sequences in two dimensions, (sequences, positions): rows of one dimension are taken for
+    independent, and flattened sequences would bias the estimate.
 
     Parameters
     ----------

@@ -44,8 +44,8 @@ class FrequencySampler(nn.Module):
         Classes of a draw; all of them if there are no more, which makes the softmax exact.
     batch_share : float
         Share of the targets of the minibatch in the estimate of the softmax, the rest being that of the
-        drawn classes; see `sampled_softmax_loss`. 0 where rows of a minibatch are not independent, such as
-        flattened sequences.
+        drawn classes; see `sampled_softmax_loss`. 0 where rows, or sequences, of a minibatch are not
+        independent.
     generator : torch.Generator, optional
         Source of random numbers, torch's default one unless given.
 
@@ -67,7 +67,7 @@ class FrequencySampler(nn.Module):
         self,
         counts: Any,
         power: float = 0.75,
-        n_sampled: int = 1024,
+        n_sampled: int = 256,
         *,
         batch_share: float = 0.8,
         generator: torch.Generator | None = None,

@@ -76,6 +76,19 @@ class Analysis:
     pairs: tuple[Int64, Int64, Int64]
     n_suspects_by_chance: float
 
+    def _repr_html_(self) -> str:
+        """Return the figures, and how many rows each list has, for a notebook."""
+        records = self.tables["figures"].records()
+        cells = [list(records[0]), *(line.values() for line in records)]
+        shown = [[v.replace("_", " ") if isinstance(v, str) else f"{v:.4g}" for v in line] for line in cells]
+        rows = "".join(f"<tr><td>{'</td><td>'.join(line)}</td></tr>" for line in shown)
+        n = {name: f"{self.tables[name].n_rows:,}" for name in ("confusions", "merge", "suspects")}
+        return (
+            f"<table>{rows}</table><p>{self.n_samples:,} rows; {n['confusions']} confused pairs,"
+            f" {n['merge']} pairs of classes to merge, {n['suspects']} rows to check; chance explains up to"
+            f" {self.n_suspects_by_chance:,.0f} of these.</p>"
+        )
+
     def __getattr__(self, name: str) -> Any:
         if name not in MAKERS:
             raise AttributeError(f"Analysis has no attribute {name!r}; its tables are {', '.join(MAKERS)}.")

@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 from scipy import sparse
-from sklearn.feature_extraction.text import ENGLISH_STOP_WORDS
 
 from extremax.features.text import cut_words
 from extremax.report.hierarchy import LabelHierarchy
@@ -59,6 +58,8 @@ def _texts(clf: Any) -> list[str]:
 
 def _words(text: str) -> list[str]:
     """Return the words of a text, each once, without numbers, short words and words such as "other"."""
+    from sklearn.feature_extraction.text import ENGLISH_STOP_WORDS  # imports rich, where it is installed
+
     words = [word for word in dict.fromkeys(cut_words(text.lower())) if word not in ENGLISH_STOP_WORDS]
     return [word for word in words if not word.isdigit() and (len(word) > _SHORT or not word.isascii())]
 

@@ -142,7 +142,7 @@ class ModelPage:
         }
 
     def _named_after(self, largest: list[int]) -> str:
-        return ", ".join(cut(self._labels[c], 40) for c in largest[:2]) + " …"
+        return ", ".join(cut(self._describe(c, 40) or self._labels[c], 40) for c in largest[:2]) + " …"
 
     def _short(self, c: int) -> dict[str, Any]:
         return {"label": cut(self._labels[c], MAX_LABEL), "description": self._describe(c, 120)}

@@ -83,6 +83,8 @@ def test_comparison_end_to_end(tmp_path: Path, small: Recipe, monkeypatch: pytes
     assert sum("is finished already" in text for text in said) == 3
     assert [len(outcome.runs) for outcome in found.outcomes.values()] == [2, 2]
     assert len(found.verdicts) == 4
+    again = reproduce("gauss", tmp_path / "out", **{**wanted, "methods": ["uniform"]}, n_jobs=1)
+    assert list(again.outcomes) == ["adversarial", "uniform"]  # all that the folder holds
     text = found.report.read_text()
     assert "| uniform neg. sampling | 5 | 1 |" in text  # trials, and epochs of each
     assert "to the letter" in text

@@ -158,7 +158,7 @@ def reproduce(  # noqa: PLR0913 (the parameters are the API)
             log(f"running {METHODS[name].label}, seed {seed}")
             folder = task.folder / "runs" / name / f"seed-{seed}"
             _run(recipe.with_model(random_state=seed), folder, task)
-    return report(task.folder, methods=list(recipes), clock=clock, command=command)
+    return report(task.folder, clock=clock, command=command)
 
 
 def _tuned(name: str, recipe: Recipe, task: _Task) -> Recipe:

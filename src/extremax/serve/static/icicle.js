@@ -255,7 +255,7 @@ xm.icicle = (source, about) => {
   };
   const card = h("section.card", {"aria-label": "Label tree"}, h("h2", null, "Label tree"),
     h("p.note", null, "Each cell is a group of classes that " + (about.source === "label tree" ? "the label tree of the model holds together"
-      : "have similar weights") + ", named by the words that set it apart. Its width is the number of " + (about.width || "rows")
+      : "have similar weights") + ", named by words that its labels share, or else by its largest labels. Its width is the number of " + (about.width || "rows")
       + ". Click, or press Enter, to go down; arrow keys move, Backspace goes up."),
     h("div.tools", null, finder(), legend()), crumbs, box, facts, status);
   return {card, start};
