@@ -253,7 +253,8 @@ def explain_row(
         columns, pieces = columns[~is_dense], pieces[~is_dense]
         named = [name for name in named if name != EMBEDDING]
     cuts: list[tuple[int, int]] = []
-    spelled, shares = [], np.zeros((0, len(columns)))
+    spelled: list[str] = []
+    shares = np.zeros((0, len(columns)))
     if occurrences is not None:
         cuts = _cut_words(
             occurrences, dict(zip(columns.tolist(), np.abs(pieces[:, 0]).tolist(), strict=True))

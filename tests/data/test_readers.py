@@ -469,6 +469,10 @@ def test_npz_holds_features_and_labels(tmp_path):
     np.savez(tmp_path / "d.npz", a=X, b=X)
     with pytest.raises(DataFileError, match="no array X; it holds a, b"):
         load_dataset(tmp_path / "d.npz")
+    renamed = (tmp_path / "a.npz").read_bytes().replace(b"y.npy", b"y.np9")  # no checksum covers names
+    (tmp_path / "f.npz").write_bytes(renamed)
+    with pytest.raises(DataFileError, match=r"holds 'y\.np9', which is no array"):
+        load_dataset(tmp_path / "f.npz")
     (tmp_path / "e.npz").write_bytes((tmp_path / "a.npz").read_bytes()[:200])
     with pytest.raises(DataFileError, match=r"not a whole \.npz"):
         load_dataset(tmp_path / "e.npz")

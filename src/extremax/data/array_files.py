@@ -116,7 +116,10 @@ def _open_archive(path: Path, name: str) -> Iterator[Any]:
         file = opened.enter_context(path.open("rb"))
         with foreign(name, "is not a whole .npz archive"):
             archive: Any = opened.enter_context(np.load(file, allow_pickle=False))
-        size = sum(info.file_size for info in archive.zip.infolist())
+        members = archive.zip.infolist()
+        if odd := [info.filename for info in members if not info.filename.endswith(".npy")]:
+            raise DataFileError(name, f"holds {odd[0]!r}, which is no array; save it again with np.savez.")
+        size = sum(info.file_size for info in members)
         if size > _MAX_UNCHECKED:
             hints = ("X.npy beside y.npy is mapped, not read", "fewer rows")
             check_memory({"arrays": size}, hints=hints, what=f"reading {name}")

@@ -420,7 +420,8 @@ class NgramFeatures(TransformerMixin, BaseEstimator, auto_wrap_output_keys=()): 
         known = columns >= 0
         lowered = text.lower()
         tokens = cut_tokens(lowered, self.options.unicode_words)
-        return Occurrences(lowered, columns[known], *(array[known] for array in (*places, orders)), tokens)
+        starts, lengths, found = (array[known] for array in (*places, orders))
+        return Occurrences(lowered, columns[known], starts, lengths, found, tokens)
 
     # -- names ---------------------------------------------------------------------------------------------
 

@@ -394,6 +394,7 @@ def _by_feature(parts: list[Any], cuts: Int64, shape: tuple[int, int]) -> Any:
     matrix.indices, matrix.data = np.empty(counts.sum(), np.int32), np.empty(counts.sum(), np.float32)
     starts = matrix.indptr[:-1].copy()
     for i, first in enumerate(cuts[:-1].tolist()):
-        postings.place_lines(*parts[i], first, starts, matrix.indices, matrix.data)
+        stops, features, values = parts[i]
+        postings.place_lines(stops, features, values, first, starts, matrix.indices, matrix.data)
         parts[i] = None
     return matrix
