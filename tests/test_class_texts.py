@@ -134,6 +134,23 @@ def test_texts_of_no_column_of_an_indicator_matrix():
         TextClassifier().fit(TEXTS, Y, class_texts={5: "scald"})
 
 
+@pytest.mark.error
+def test_names_of_numbers_are_refused():
+    with pytest.raises(ValueError, match="the label '1', and the labels of y are numbers"):
+        TextClassifier().fit(TEXTS, [1, 1, 2, 2] * 5, class_texts={"1": "scald"})
+
+
+@pytest.mark.invariance
+def test_weights_of_added_rows_are_relative_to_one_another(clf, saved):
+    added = load_model(saved)
+    rows, labels = ["fire water fire"] * 4, np.array(["q"] * 4)
+    for model, weight in ((clf, 1.0), (added, 0.01)):
+        model.add_classes(rows, labels, np.full(4, weight), class_texts={"g": "glass wood"})
+        assert model.classes_.dtype.kind == "U"
+    asked = ["glass wood", "fire water"]
+    np.testing.assert_allclose(clf.predict_proba(asked), added.predict_proba(asked), atol=1e-4)
+
+
 @pytest.mark.parametrize(
     ("content", "expected"),
     [
@@ -147,7 +164,9 @@ def test_files_of_class_texts(content, expected):
 
 
 @pytest.mark.error
-@pytest.mark.parametrize("content", ["a\n", '{"name": "x"}\n', "a, \n", "a,b\nc\n"])
+@pytest.mark.parametrize(
+    "content", ["a\n", '{"name": "x"}\n', "a, \n", "a,b\nc\n", '[{"id": "a",\n"name": "b"}]\n', 'a,"b\nc,d\n']
+)
 def test_wrong_files_of_class_texts(content):
     with pytest.raises(DataFileError, match=r"line|class text"):
         read_class_texts(io.BytesIO(content.encode()))

@@ -523,3 +523,14 @@ def test_what_the_first_call_fixes_stays_true_in_choices():
     assert clf.choices_["optimizer"] == begun["optimizer"] == "adagrad"
     assert clf.choices_["solver"] == "negative_sampling"
     assert clf.model_.config.solver.noise == "uniform"
+
+
+def test_few_rows_are_calibrated_from_the_first_epoch_on(tmp_path):
+    """A model that is saved midway, and goes on, ends with the calibration of the whole fit."""
+    rng = np.random.default_rng(0)
+    y = np.arange(200) % 10
+    X = (0.6 * rng.normal(size=(10, 8))[y] + rng.normal(size=(200, 8))).astype(np.float32)
+    clf = ExtremeClassifier(random_state=0)
+    clf.fit(X, y, callbacks=[lambda record: clf.save(tmp_path / "midway")])
+    assert clf.model_.calibration.temperature != 1.0
+    assert load_model(tmp_path / "midway").model_.calibration == clf.model_.calibration

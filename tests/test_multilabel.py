@@ -362,3 +362,14 @@ def test_bad_input_rejects(call, sentence):
     with pytest.raises((ValueError, TypeError), match=sentence) as error:
         call(*make_rows(20))
     assert "\n" not in str(error.value)
+
+
+def test_rows_with_several_labels_beside_rows_without_any():
+    """As many pairs as rows, at most: still not one label each."""
+    rng = np.random.default_rng(0)
+    y = [[int(k), 5] if i % 2 else [] for i, k in enumerate(rng.integers(5, size=300))]
+    X = rng.normal(size=(300, 8)).astype(np.float32)
+    clf = ExtremeClassifier(random_state=0)
+    with pytest.warns(UserWarning, match="150 of 300 rows of y have no label"):
+        clf.fit(X, y)
+    assert clf.predict_proba(X[:3]).shape == (3, 6)

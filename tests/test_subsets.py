@@ -74,7 +74,7 @@ def test_labels_of_each_row(clf, data):
         ("a", "give a list"),
         ([["a"], []], "no label for row 1"),
         ([["a"]], "1 lists of labels for 2 rows"),
-        ([], "labels is empty"),
+        ([], "among is empty"),
     ],
 )
 def test_wrong_labels(clf, data, among, words):
@@ -152,3 +152,9 @@ def test_wrong_hierarchies():
         LabelHierarchy.from_paths([["x", "a"], ["y", "a"]])
     with pytest.raises(TypeError, match="must be a dict"):
         LabelHierarchy([("a", "b")])
+
+
+@pytest.mark.error
+def test_levels_begin_at_the_top(clf, data):
+    with pytest.raises(ValueError, match="level is -1; the top level is 0"):
+        LabelHierarchy(PARENTS).predict(clf, data[0][:2], level=-1)

@@ -1048,6 +1048,10 @@ class ExtremeClassifier(Classifier):
         new = more[found < 0]
         if not len(new):
             return known, targets
+        if known.dtype.kind in "iuf" and more.dtype.kind not in "iuf":
+            raise ValueError(
+                f"class_texts has the label {new.item(0)!r}, and the labels of y are numbers; give numbers."
+            )
         if indicator_format(y) is not None:
             raise ValueError(
                 f"class_texts has the label {new.item(0)!r}, which is not a column of y; its columns are all"

@@ -9,6 +9,7 @@ is a factor of e between two probabilities where the temperature is 1.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from html import escape
@@ -324,7 +325,7 @@ def _matches(model: Model, ids: Int32, found: Occurrences, words: list[tuple[int
     letters = [start for start, _, kind in found.tokens if kind >= WORD]
     inside: dict[str, list[int]] = {}
     for a, b in words:
-        of_word = [start for start in letters if a <= start < b]
+        of_word = letters[bisect_left(letters, a) : bisect_left(letters, b)]
         if of_word:
             inside[found.text[a:b]] = [known[start] for start in of_word if start in known]
     raised = {

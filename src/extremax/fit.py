@@ -26,6 +26,7 @@ from extremax.runtime.memory import (
     describe_memory,
 )
 from extremax.runtime.progress import ProgressLine
+from extremax.runtime.threads import split
 from extremax.scores.pq import PQSearch, index_bytes, sample_size
 from extremax.scores.probabilities import summarize
 from extremax.scores.reference import reference_of_fit
@@ -36,6 +37,7 @@ from extremax.solvers.order import is_on_disk
 from extremax.tuned import DEFAULTS, PQConfig, ProblemSize, replace_numbers
 from extremax.types import Features, Float32, Int64
 
+_BLOCK_SCORES = 1 << 20  # that are calibrated at a time
 _MIDDLING = 0.5  # probability of the best class of a row whose temperature the index is made for
 
 
@@ -85,16 +87,16 @@ def fit_model(
     started = time.perf_counter()
     data = trainer.accept(data)
     calibration = None
-    if config.uses_folds and calibration_rows is None:
+    if config.uses_folds and calibration_rows is None and data.label_edges is None:
         config, calibration = choose_by_folds(data, n_classes, config, context)
         trainer = config.make_trainer(context)
     fitted = start_model(trainer, data, n_classes, config, started)
+    if calibration is not None:
+        fitted.model = fitted.model.with_calibration(calibration)
     schedule = Schedule(config.n_epochs, config.solver.learning_rate, request.patience, config.decay_epochs)
     prepared_request = replace(request, validation=request.validation and request.validation.compact())
     run_training(trainer, fitted, data, schedule, context, prepared_request)
     finish_model(trainer, fitted, _split(data, calibration_rows, whole), context, request.publish)
-    if calibration is not None:
-        fitted.model = fitted.model.with_calibration(calibration)
     return fitted
 
 
@@ -124,7 +126,9 @@ def choose_by_folds(
             n_classes,
             by_row=True,
         )
-        figure = float(calibrated_log_prob(scores, truth.y, found).mean())
+        blocks = split(len(y), max(1, _BLOCK_SCORES // n_classes))
+        values = [calibrated_log_prob(scores[a:b], truth.y[a:b], found) for a, b in blocks]
+        figure = float(np.concatenate(values).mean())
         if figure > best:
             best, chosen = figure, (tried, found)
     rate, calibration = chosen[0].solver.learning_rate, chosen[1]

@@ -109,6 +109,8 @@ class LabelHierarchy:
 
     def _members(self, labels: list[Any], level: int | None) -> tuple[list[Any], NDArray[Any], Int64]:
         """Return nodes, and the classes of each, node by node, with the number of the node."""
+        if level is not None and level < 0:
+            raise ValueError(f"level is {level}; the top level is 0.")
         number: dict[Any, int] = {}
         pairs = []
         for i, label in enumerate(labels):

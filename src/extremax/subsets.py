@@ -41,26 +41,29 @@ def topk_among(clf: Classifier, X: Any, k: int, among: Sequence[Any]) -> tuple[I
     """
     if isinstance(among, str | bytes):
         raise TypeError(f"among is {among!r}; give a list of labels.")
-    listed = list(among)
+    if not len(among):
+        raise ValueError("among is empty; name at least one of classes_.")
+    features, inner = clf.to_features(X), clf._inner
+    listed, n_rows = list(among), features.shape[0]
     by_row = bool(listed) and isinstance(listed[0], list | set | np.ndarray)
-    every = list(dict.fromkeys(label for part in listed for label in part)) if by_row else listed
-    log_prob = label_log_probs(clf, X, every).astype(np.float64)
-    ids, allowed = clf.label_ids(every), np.ones(log_prob.shape, bool)
-    if by_row:
-        if len(listed) != len(log_prob):
-            raise ValueError(f"among has {len(listed):,} lists of labels for {len(log_prob):,} rows.")
-        for row, part in enumerate(listed):
-            allowed[row] = np.isin(ids, clf.label_ids(list(part)))
-    else:
-        allowed[:, np.setdiff1d(np.arange(len(ids)), np.unique(ids, return_index=True)[1])] = False
-    fewest = int(allowed.sum(axis=1).min(initial=len(ids)))
+    if by_row and len(listed) != n_rows:
+        raise ValueError(f"among has {len(listed):,} lists of labels for {n_rows:,} rows.")
+    own = [np.unique(clf.label_ids(list(part))) for part in (listed if by_row else [listed])]
+    own = own if by_row else own * n_rows
+    sizes = np.array([len(part) for part in own], np.int64)
+    fewest = int(sizes.min(initial=len(clf.classes_)))
     check_parameters("predict_topk", {"k": k}, {"k": [Interval(int, 1, max(fewest, 1))]})
     if not fewest:
-        raise ValueError(f"among has no label for row {int(np.argmin(allowed.sum(axis=1)))}.")
-    log_prob[~allowed] = -np.inf
+        raise ValueError(f"among has no label for row {int(np.argmin(sizes))}.")
+    inside = np.arange(sizes.max(initial=k)) < sizes[:, None]
+    ids, log_prob = np.full(inside.shape, -1, np.int32), np.full(inside.shape, -np.inf)
+    ids[inside] = np.concatenate([*own, np.empty(0, np.int32)])
+    pairs = Examples(features, ids[inside], np.nonzero(inside)[0])
+    log_prob[inside] = inner.model_.rank_pairs(pairs, k=1, n_threads=inner._threads).pair_log_prob
     log_prob -= logsumexp(log_prob, axis=1, keepdims=True)
-    order = np.lexsort((np.broadcast_to(ids, log_prob.shape), -log_prob), axis=-1)[:, :k]
-    return ids[order], np.take_along_axis(log_prob, order, axis=1).astype(np.float32)
+    order = np.argsort(-log_prob, axis=1, kind="stable")[:, :k]  # ids rise: the lower of equals comes first
+    best = np.take_along_axis(ids, order, axis=1)
+    return best, np.take_along_axis(log_prob, order, axis=1).astype(np.float32)
 
 
 def conformal_threshold(prob: Float64, coverage: float) -> float:

@@ -257,14 +257,15 @@ class TextClassifier(Classifier):
         self._require_fitted("before add_classes")
         labels, texts = list_class_texts(class_texts)
         given, y = self._inputs(X, y)
-        rows = list(given)
+        rows, y = list(given), y.tolist() if hasattr(y, "tolist") else y
         weight = np.ones(len(rows)) if sample_weight is None else np.asarray(sample_weight, np.float64)
+        usual = float(weight.mean()) if len(weight) else 1.0
         several = any(isinstance(label, list) for label in y)
         editing.add_rows(
             self._inner,
             self.to_features([*rows, *texts]),
             [*y, *([label] if several else label for label in labels)],
-            np.append(weight, np.full(len(texts), WEIGHT)),
+            np.append(weight, np.full(len(texts), WEIGHT * usual)),
             classes,
             len(rows),
         )

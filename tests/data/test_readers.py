@@ -335,6 +335,14 @@ def test_delimiter_is_seen(text, texts, labels, tmp_path):
     assert (None if data.y is None else data.y.tolist()) == labels
 
 
+def test_commas_of_the_first_row_are_separators_unless_a_name_says_otherwise(tmp_path):
+    """Several labels behind a comma, and one row that is wrong: told, and not read by its semicolons."""
+    path = tmp_path / "t.csv"
+    path.write_text("some text here,a;b\nother text there,c;d\nmore, with comma,e;f\n")
+    with pytest.raises(DataFileError, match="line 3: expected 2 columns, got 3"):
+        load_dataset(path, label_separator=";")
+
+
 EXCEL = 'Nr;Text;Queue\r\n1;"Für die Tür: Schlüssel, 3 €";Büro\r\n2;kein Netz;IT\r\n;;\r\n'
 
 

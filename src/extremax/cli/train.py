@@ -248,8 +248,11 @@ def _class_texts(rows: Any, path: Path | None) -> dict[str, Any]:
     """Return the argument of `fit` with the class texts of a file, if there is one."""
     if path is None:
         return {}
-    found = read_texts_of(path, distinct_labels(rows))
-    terminal.log(f"{path}: {sum(map(len, found.values())):,} texts of {len(found):,} classes")
+    labels = distinct_labels(rows)
+    found = read_texts_of(path, labels)
+    new = [name for name in found if name not in set(labels)]
+    more = f"; {len(new):,} of these have no row, such as {new[0]!r}" if new else ""
+    terminal.log(f"{path}: {sum(map(len, found.values())):,} texts of {len(found):,} classes{more}")
     return {"class_texts": found}
 
 
@@ -282,7 +285,11 @@ def _measure(model: Any, data: Any, seed: int | None, named: dict[str, Any]) -> 
         how = "give --valid FILE, or --validation-fraction 0.1"
         terminal.log(f"held out: none, as rows are few; {how}, to measure the model")
     else:
-        accuracy, error = cross_validate(model, *_pair(data), seed, named)
+        try:
+            accuracy, error = cross_validate(model, *_pair(data), seed, named)
+        except KeyboardInterrupt:  # the model is saved
+            terminal.log("cross-validation was interrupted")
+            return {}
         n = min(_FOLDS, data.n_samples)
         by = f"{n} models of {n - 1} in {n} rows each"
         terminal.log(f"cross-validated: accuracy {accuracy:.3f} ± {error:.3f}, by {by}")
@@ -321,6 +328,8 @@ def cross_validate(
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the fit of all rows has given them
             copy.fit(take(inputs, rest), take(labels, rest), **(named or {}))
+            if copy.interrupted_:
+                raise KeyboardInterrupt
             hits += len(out) * copy.score(take(inputs, out), take(labels, out))
     hedged = (hits + 2.0) / (n_rows + 4.0)  # after Agresti and Coull: few rows without a mistake prove little
     return hits / n_rows, float(np.sqrt(hedged * (1.0 - hedged) / (n_rows + 4.0)))

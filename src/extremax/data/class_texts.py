@@ -31,8 +31,12 @@ def read_class_texts(path: Source) -> dict[str, list[str]]:
     """
     found: dict[str, list[str]] = {}
     with open_stream(path) as stream:
-        is_json = stream.head.lstrip().startswith(b"{")
-        for line, label, texts in _objects(stream) if is_json else _rows(stream):
+        head = stream.head.lstrip()
+        if head.startswith(b"["):
+            raise DataFileError(
+                stream.name, "is one JSON array; write each of its objects on a line of its own."
+            )
+        for line, label, texts in _objects(stream) if head.startswith(b"{") else _rows(stream):
             if any(bad_utf8(text) >= 0 for text in (label, *texts)):
                 raise DataFileError(stream.name, "expected UTF-8 text; save the file as UTF-8.", line=line)
             found.setdefault(label, []).extend(text for text in texts if text.strip())
@@ -45,9 +49,10 @@ def _rows(stream: ByteStream) -> Iterator[tuple[int, str, list[str]]]:
     """Yield line, label and texts of the rows of a table."""
     has_tabs = b"\t" in stream.head.split(b"\n", 1)[0]
     lines = stream.lines()
-    rows = csv.reader(lines, delimiter="\t", quoting=csv.QUOTE_NONE) if has_tabs else csv.reader(lines)
+    plain: dict[str, Any] = {"delimiter": "\t", "quoting": csv.QUOTE_NONE}
+    rows = csv.reader(lines, **(plain if has_tabs else {"strict": True}))
     at = 0
-    for number, fields in enumerate(rows):
+    for number, fields in enumerate(_whole_rows(rows, stream.name)):
         names = [field.strip().lower() for field in fields]
         usual = [i for i, name in enumerate(names) if name in _IDENTIFIERS]
         if number == 0 and usual:
@@ -57,6 +62,15 @@ def _rows(stream: ByteStream) -> Iterator[tuple[int, str, list[str]]]:
                 message = f"expected a label and at least one text, got {fields!r}."
                 raise DataFileError(stream.name, message, line=rows.line_num)
             yield rows.line_num, fields[at].strip(), fields[:at] + fields[at + 1 :]
+
+
+def _whole_rows(rows: Any, name: str) -> Iterator[list[str]]:
+    try:
+        yield from rows
+    except csv.Error as error:
+        raise DataFileError(
+            name, f"expected fields, plain or in quotes: {error}.", line=rows.line_num
+        ) from None
 
 
 def _objects(stream: ByteStream) -> Iterator[tuple[int, str, list[str]]]:

@@ -313,7 +313,8 @@ def _delimiter(head: bytes) -> str:
     """
     lines = head.decode(errors="replace").split("\n")
     lines = lines[:-1] if len(lines) > 2 else lines  # the last one may be cut off
-    best, found = 0, ","
+    # a comma outside quotes in the first row yields only to even rows with a usual name
+    best, found = int("," in re.sub(r'"[^"]*"', "", lines[0])), ","
     for delimiter in (",", ";", "\t", "|"):
         rows: list[list[str]] = []
         with suppress(csv.Error):  # a quote in the wrong place, or one that is closed further down

@@ -119,7 +119,7 @@ class Reference:
         mass[top] = 0.0
         at = np.searchsorted(np.cumsum(mass), mass.sum() * np.arange(1, N_RANGES) / N_RANGES)
         ends = np.append(np.unique(at[at < n_classes - 1]) + 1, n_classes).astype(np.int32)
-        edges = {"features": _edges(features), "log_prob": _edges(log_prob.astype(np.float64))}
+        edges = {"features": _edges(features), "log_prob": _edges(_rounded(log_prob))}
         empty: dict[str, Int64] = {}
         none = np.zeros(0, np.uint8) if seen_columns is None else seen_columns
         mean = float(log_prob.astype(np.float64).mean())
@@ -139,7 +139,7 @@ class Reference:
 
     def bins(self, features: Float64, best: Int32, log_prob: Float32) -> dict[str, Int64]:
         """Return the bins that rows belong to, by statistic."""
-        values = {"features": features, "log_prob": log_prob.astype(np.float64)}
+        values = {"features": features, "log_prob": _rounded(log_prob)}
         found = {
             name: np.searchsorted(edges, values[name], side="left").astype(np.int64)
             for name, edges in self.edges.items()
@@ -208,6 +208,11 @@ class Reference:
         for name, counts in self.counts.items():
             if len(counts) != self.n_bins(name) or int(counts.sum()) != self.n_rows:
                 checks.reject(f"the counts of {name} in the reference are not those of {self.n_rows:,} rows")
+
+
+def _rounded(log_prob: Float32) -> Float64:
+    """Return log-probabilities to five places: certain answers differ in further ones alone."""
+    return np.round(log_prob.astype(np.float64), 5)
 
 
 def _edges(values: Float64) -> Float64:

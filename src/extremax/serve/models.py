@@ -218,7 +218,10 @@ class ServedModel:
         if not model.has_several_labels:
             return log_prob
         with np.errstate(divide="ignore"):
-            return np.log(model.label_prob_of(self.classifier.to_features(features), ids))
+            n_threads = resolve_threads(self.classifier.n_jobs)
+            return np.log(
+                model.label_prob_of(self.classifier.to_features(features), ids, n_threads=n_threads)
+            )
 
     def _search(self, pieces: Sequence[Sequence[Any]], work: Predict) -> list[tuple[Any, Any, Any]]:
         """Return classes, log-probabilities and features of each piece.

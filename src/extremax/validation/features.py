@@ -61,7 +61,7 @@ def check_features(
     """
     if type(X) not in (np.ndarray, np.memmap) and not sparse.issparse(X):
         X = _as_numpy(X, name)
-    if X.ndim == 1 and len(X) and isinstance(X[0], str):
+    if isinstance(X, np.ndarray) and X.ndim == 1 and len(X) and isinstance(X[0], str):
         raise ValueError(
             f"{name} is a sequence of texts; {estimator_name} needs numbers. For texts use TextClassifier."
         )

@@ -602,6 +602,7 @@ class SparseTrainer(TrainerBase):
             tables.bilinear = None
             tables.mix = self._choose_mix(tables, held_out)
         state.chosen["mix"] = {name: round(tables.mix[name], 4) for name in self._experts(tables)}
+        tables.more_biases = None
         if held_out is not None and data.n_ordinary is not None:
             some = self.accept(held_out).sample_rows(self.numbers.max_mix_rows)
             weights = self._joined(tables, features=self._columns(some))

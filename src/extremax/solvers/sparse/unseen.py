@@ -19,7 +19,7 @@ from extremax.scores.base import Buffers
 from extremax.scores.sparse import SparseWeights
 from extremax.types import Bool, Float64
 
-_ROWS_PER_TASK = 32
+_ROWS_PER_TASK, _TASK_SCORES = 32, 1 << 22
 _SPREAD = 1.0  # nats, standard deviation of the prior of the bias
 _MOST = 5.0  # nats
 
@@ -47,7 +47,7 @@ def fit_unseen_bias(weights: SparseWeights, held_out: Examples, unseen: Bool, co
 def _log_odds(weights: SparseWeights, data: Examples, unseen: Bool, context: Context) -> Float64:
     """Return the log-odds of the marked classes together, for each row."""
     odds = np.empty(data.n_rows)
-    tasks = split(data.n_rows, _ROWS_PER_TASK)
+    tasks = split(data.n_rows, max(1, min(_ROWS_PER_TASK, _TASK_SCORES // weights.n_classes)))
 
     def work(i: int) -> None:
         first, last = tasks[i]
