@@ -212,7 +212,8 @@ class Reference:
 
 def _rounded(log_prob: Float32) -> Float64:
     """Return log-probabilities to five places: certain answers differ in further ones alone."""
-    return np.round(log_prob.astype(np.float64), 5)
+    found: Float64 = np.round(log_prob.astype(np.float64), 5)
+    return found
 
 
 def _edges(values: Float64) -> Float64:
