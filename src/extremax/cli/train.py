@@ -117,7 +117,7 @@ def train(  # noqa: PLR0913 (the parameters are the options)
         int | None,
         typer.Option(
             min=1,
-            help="Train on so many rows of a file of texts at a time, which need not fit into memory.",
+            help="Train on this many rows at a time, for a file of texts that does not fit into memory.",
             rich_help_panel=FILES,
         ),
     ] = None,

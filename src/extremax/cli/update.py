@@ -24,7 +24,7 @@ def update(  # noqa: PLR0913 (the options are the interface)
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Names of the added classes; of labels that --add does not have, they are all there is.",
+            help="Names of the added classes; labels without rows are learned from their names alone.",
         ),
     ] = None,
     remove: Annotated[
