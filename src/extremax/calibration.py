@@ -17,7 +17,8 @@ and all three numbers maximise the likelihood of the labels and of which top-1 p
 
 Questions are not worded as training texts are, and rows that were held out from these do not show how sure a
 model of texts is of words that do not go together.  Mixed rows do, each the sum of two held-out rows: which
-top-1 predictions are the label of the first counts half as much as the same of ordinary rows.
+top-1 predictions are the label of the first counts half as much as the same of ordinary rows; or less, or
+not at all, where ordinary rows would lose likelihood.
 
 Probabilities of a row sum to one over all classes, so where rows have several labels they do not say whether
 a label applies.  `LabelCalibration` gives a probability to each label by itself:
@@ -62,7 +63,7 @@ _MAX_PROBABILITY = 1.0 - 1e-9  # the largest probability that counts
 _MAX_SLOPE = 0.5  # of the temperature's exponent: from a third to 1.05 times the temperature
 _SLOPE_SPREAD = 0.25  # of the prior of the slope
 _SLOPE_TOP1_WEIGHT = 1.0  # as above, where the temperature depends on the row
-_MIXED_WEIGHT = 0.5  # of the top-1 of mixed rows
+_MIXED_WEIGHTS = (0.5, 0.1)  # of the top-1 of mixed rows; the first that costs next to nothing
 _OUTSIDE_PENALTY = 100.0  # nats for a row, per unit of log temperature outside of the grid
 _EVALUATIONS = 80  # of the loss, for each uniform mixing
 _LABEL_PENALTY = 1.0  # of the squared coefficients of the probability of each label
@@ -371,7 +372,7 @@ def fit_calibration(
     """
     statistics = _collect(score_rows, examples, n_classes, n_threads)
     if by_row:
-        return _fit_by_row(statistics, None if mixed is None else _collect(*mixed, n_classes, n_threads))
+        return _fit_with_mixed(statistics, None if mixed is None else _collect(*mixed, n_classes, n_threads))
     choices = [_best_temperature(statistics, mix) for mix in _UNIFORM_MIXES]
     enough = max(choices, key=lambda choice: choice.log_likelihood).log_likelihood
     enough -= _MAX_LOSS_PER_ROW * examples.n_pairs
@@ -385,7 +386,40 @@ def fit_calibration(
     return Calibration(float(np.exp(chosen.log_temperature)), chosen.uniform_mix)
 
 
-def _fit_by_row(statistics: _Statistics, mixed: _Statistics | None) -> Calibration:
+def _fit_with_mixed(statistics: _Statistics, mixed: _Statistics | None) -> Calibration:
+    """Return the calibration by ordinary rows, and by mixed ones as far as it costs next to nothing."""
+    plain = _fit_by_row(statistics)
+    if mixed is None:
+        return plain
+    enough = _row_likelihood(plain, statistics) - _MAX_LOSS_PER_ROW * len(statistics.gap)
+    for weight in _MIXED_WEIGHTS:
+        found = _fit_by_row(statistics, mixed, weight)
+        if _row_likelihood(found, statistics) >= enough:
+            return found
+    return plain
+
+
+def _row_likelihood(calibration: Calibration, statistics: _Statistics) -> float:
+    """Return the log-likelihood of the labels."""
+    base = float(np.log(calibration.temperature))
+    log_sum, log_temperature, _ = _temper(base, calibration.temperature_slope, statistics)
+    return _tempered_likelihood(log_sum, log_temperature, calibration.uniform_mix, statistics)
+
+
+def _tempered_likelihood(
+    log_sum: Float64, log_temperature: Float64, uniform_mix: float, statistics: _Statistics
+) -> float:
+    """Return the log-likelihood of the labels of tempered rows."""
+    rows = statistics.rows
+    log_prob = statistics.gap * np.exp(-log_temperature[rows]) - log_sum[rows]
+    if uniform_mix != 0.0:
+        log_prob = np.log((1.0 - uniform_mix) * np.exp(log_prob) + uniform_mix / statistics.n_classes)
+    return float(log_prob.sum())
+
+
+def _fit_by_row(
+    statistics: _Statistics, mixed: _Statistics | None = None, mixed_weight: float = 0.0
+) -> Calibration:
     """Maximise the likelihood of the labels and of which top-1 predictions are right, and the prior."""
     knots = _LOG_TEMPERATURES
     bounds = [(knots[0], knots[-1]), (-_MAX_SLOPE, _MAX_SLOPE)]
@@ -393,7 +427,7 @@ def _fit_by_row(statistics: _Statistics, mixed: _Statistics | None) -> Calibrati
     options: dict[str, Any] = {"maxfev": _EVALUATIONS, "xatol": 1e-3, "fatol": 1e-2}
     best, chosen = np.inf, Calibration()
     for mix in _UNIFORM_MIXES:
-        args = mix, statistics, mixed
+        args = mix, statistics, mixed, mixed_weight
         # from the best temperature of all rows: there are other minima
         losses = [_row_loss(np.array([knot, 0.0]), *args) for knot in knots]
         first = knots[int(np.argmin(losses))]
@@ -410,23 +444,24 @@ def _fit_by_row(statistics: _Statistics, mixed: _Statistics | None) -> Calibrati
 
 
 def _row_loss(
-    theta: Float64, uniform_mix: float, statistics: _Statistics, mixed: _Statistics | None
+    theta: Float64,
+    uniform_mix: float,
+    statistics: _Statistics,
+    mixed: _Statistics | None = None,
+    mixed_weight: float = 0.0,
 ) -> float:
     """Return the loss of a log temperature and a slope; nats of all pairs."""
     base, slope = float(theta[0]), float(theta[1])
     log_sum, log_temperature, outside = _temper(base, slope, statistics)
-    rows, least = statistics.rows, uniform_mix / statistics.n_classes
-    log_prob = statistics.gap * np.exp(-log_temperature[rows]) - log_sum[rows]
-    if uniform_mix != 0.0:
-        log_prob = np.log((1.0 - uniform_mix) * np.exp(log_prob) + least)
+    likelihood = _tempered_likelihood(log_sum, log_temperature, uniform_mix, statistics)
     top1_likelihood = _top1_likelihood(log_sum, uniform_mix, statistics)
     if mixed is not None:
         log_sum, _, more = _temper(base, slope, mixed)
-        factor, outside = _MIXED_WEIGHT * len(rows) / len(mixed.rows), outside + more
+        factor, outside = mixed_weight * len(statistics.rows) / len(mixed.rows), outside + more
         top1_likelihood += factor * _top1_likelihood(log_sum, uniform_mix, mixed)
     prior = 0.5 * ((base / _PRIOR_SPREAD) ** 2 + (slope / _SLOPE_SPREAD) ** 2)
     unknown = _OUTSIDE_PENALTY * outside
-    return prior + unknown - float(log_prob.sum()) - _SLOPE_TOP1_WEIGHT * top1_likelihood
+    return prior + unknown - likelihood - _SLOPE_TOP1_WEIGHT * top1_likelihood
 
 
 def _temper(base: float, slope: float, statistics: _Statistics) -> tuple[Float64, Float64, float]:
