@@ -212,8 +212,7 @@ class Reference:
 
 def _rounded(log_prob: Float32) -> Float64:
     """Return log-probabilities to five places: certain answers differ in further ones alone."""
-    found: Float64 = np.round(log_prob.astype(np.float64), 5)
-    return found
+    return np.asarray(np.round(log_prob.astype(np.float64), 5), np.float64)
 
 
 def _edges(values: Float64) -> Float64:
