@@ -40,7 +40,7 @@ from extremax.storage import checks
 from extremax.storage.labels import pack_labels, unpack_labels
 
 FORMAT = "extremax"
-FORMAT_VERSION = 4  # 2 and 3, which are read as well, have no generations
+FORMAT_VERSION = 4  # versions 2 and 3 can still be read; they have no generations
 HEADER = "header.json"
 MAX_HEADER_BYTES = 64 << 20  # a header has 32 kB per GB of arrays, and the names of features
 CHUNK_BYTES = 1 << 18  # bytes under one checksum

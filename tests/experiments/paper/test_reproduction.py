@@ -113,6 +113,17 @@ def test_command_writes_a_report(tmp_path: Path, small: Recipe) -> None:
     assert "not searched for this report" in (tmp_path / "out" / "report.md").read_text()
 
 
+def test_a_tree_that_takes_much_of_the_time_is_told(tmp_path: Path, small: Recipe) -> None:
+    said: list[str] = []
+    wanted: dict[str, Any] = {"methods": ["adversarial"], "n_trials": 0, "n_seeds": 1, "n_jobs": 1}
+    reproduce("gauss", tmp_path / "out", **wanted, max_seconds=1e-4, log=said.append)
+    (warning,) = [text for text in said if text.startswith("warning")]
+    assert "of the 0.0001 seconds of each run that uses it" in warning
+    said.clear()
+    reproduce("gauss", tmp_path / "whole", **wanted, log=said.append)
+    assert not [text for text in said if text.startswith("warning")]
+
+
 def test_unknown_method_rejects(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="'unifrom' is not a method"):
         reproduce("gauss", tmp_path / "out", methods=["unifrom"])

@@ -73,6 +73,9 @@ class Reproduction:
     figures: list[Path]
 
 
+_LARGE_SHARE = 0.2  # of the time of a run, from which the fit of the tree is worth a warning
+
+
 @dataclass(frozen=True)
 class _Task:
     """What `reproduce` was asked for, and the rows."""
@@ -211,7 +214,30 @@ def _shared_noise(recipe: Recipe, task: _Task) -> FittedNoise | None:
         shape += (model["random_state"],)
     if shape not in task.trees:
         task.trees[shape] = fit_shared_noise(model, task.rows, n_jobs=task.n_jobs)
+        if warning := warn_of_tree(
+            task.trees[shape], task.max_seconds or recipe.evaluation.max_seconds, task.clock
+        ):
+            task.log(warning)
     return task.trees[shape]
+
+
+def warn_of_tree(tree: FittedNoise, budget: float | None, clock: str) -> str:
+    """Return a warning where the tree takes a large part of the time of a run, or nothing.
+
+    Examples
+    --------
+    >>> warn_of_tree(FittedNoise(None, 30.0, 60.0), 100.0, "cpu_seconds")
+    'warning: the tree takes 60.0 of the 100 seconds of each run that uses it; give more with --seconds'
+    >>> warn_of_tree(FittedNoise(None, 30.0, 60.0), 1000.0, "cpu_seconds")
+    ''
+    """
+    seconds = tree.cpu_seconds if clock == "cpu_seconds" else tree.seconds
+    if budget is None or seconds <= _LARGE_SHARE * budget:
+        return ""
+    return (
+        f"warning: the tree takes {seconds:.1f} of the {budget:g} seconds of each run that uses it; give more"
+        " with --seconds"
+    )
 
 
 def paper_grid(method: str) -> dict[str, list[Any]]:
