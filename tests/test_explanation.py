@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import time
+from collections.abc import Callable
 from typing import Any, get_type_hints
 
 import numpy as np
@@ -295,3 +297,22 @@ def test_features_without_names_rejects() -> None:
         TextClassifier(ExtremeClassifier(random_state=0), features=NgramFeatures()).fit(
             TEXTS, LABELS
         ).explain_label("unheard of")
+
+
+def test_long_text_is_explained_in_a_few_times_the_time_of_its_prediction() -> None:
+    rng = np.random.default_rng(0)
+    words = np.array([f"word{i}" for i in range(2000)])
+    texts = [" ".join(rng.choice(words, 10)) for _ in range(600)]
+    clf = TextClassifier(ExtremeClassifier(random_state=0, n_jobs=1)).fit(texts, np.arange(600) % 300)
+    long = " ".join(texts)[:20_000]
+
+    def seconds(call: Callable[[str], Any]) -> float:
+        call(long)
+        found = []
+        for _ in range(5):
+            started = time.process_time()
+            call(long)
+            found.append(time.process_time() - started)
+        return min(found)
+
+    assert seconds(clf.explain) < 40.0 * seconds(lambda text: clf.predict_topk([text], k=3))

@@ -328,20 +328,21 @@ def _matches(model: Model, ids: Int32, found: Occurrences, words: list[tuple[int
         of_word = letters[bisect_left(letters, a) : bisect_left(letters, b)]
         if of_word:
             inside[found.text[a:b]] = [known[start] for start in of_word if start in known]
-    raised = {
-        word: np.concatenate([model.weights.classes_above_zero(column) for column in own])
-        for word, own in inside.items()
-        if own and isinstance(model.weights, SparseWeights)
-    }
-    unmatched = [
-        [
-            word
-            for word, classes in raised.items()
-            if len(classes) <= _MOST_RAISED * model.n_classes
-            and not np.isin(model.lines.of(label), classes).any()
-        ]
-        for label in ids.tolist()
-    ]
+    raised: dict[str, NDArray[Any]] = {}
+    most = _MOST_RAISED * model.n_classes
+    for word, own in inside.items():
+        if own and isinstance(model.weights, SparseWeights):
+            classes = np.concatenate([model.weights.classes_above_zero(column) for column in own])
+            if len(classes) <= most:
+                raised[word] = classes
+    lines, spelled = model.lines, np.array(list(raised), dtype=object)
+    classes = np.concatenate([np.zeros(0, np.int32), *raised.values()])
+    of_word = np.repeat(np.arange(len(raised)), [len(found) for found in raised.values()])
+    unmatched: list[list[str]] = []
+    for label in ids.tolist():
+        is_matched = np.zeros(len(raised), np.bool_)
+        is_matched[of_word[np.isin(classes, lines.of(label))]] = True
+        unmatched.append(spelled[~is_matched].tolist())
     return {
         "unknown_words": [word for word, own in inside.items() if not own],
         "unmatched_words": unmatched,
