@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from extremax import ExtremeClassifier
-from extremax.hierarchy import LabelHierarchy
+from extremax.hierarchy import Taxonomy
 from extremax.subsets import conformal_threshold
 
 PARENTS = {"a1": "a", "a2": "a", "b1": "b", "a": "top"}
@@ -121,7 +121,7 @@ def test_a_label_that_the_model_does_not_know_is_never_covered(clf, data):
 
 @pytest.mark.identity
 def test_levels_add_up(clf, data):
-    X, tree = data[0][200:230], LabelHierarchy(PARENTS)
+    X, tree = data[0][200:230], Taxonomy(PARENTS)
     prob = dict(zip(clf.classes_.tolist(), clf.predict_proba(X).T, strict=True))
     nodes, found = tree.predict_proba(clf, X, level=0)
     by_node = dict(zip(nodes, found.T, strict=True))
@@ -134,7 +134,7 @@ def test_levels_add_up(clf, data):
 
 
 def test_the_deepest_level_that_is_sure(clf, data):
-    X, tree = data[0][200:260], LabelHierarchy(PARENTS)
+    X, tree = data[0][200:260], Taxonomy(PARENTS)
     nodes, prob = tree.predict_proba(clf, X)
     for row, found in enumerate(tree.predict_sure(clf, X, least=0.6)):
         sure = [(len(tree.path(node)), p) for node, p in zip(nodes, prob[row], strict=True) if p >= 0.6]
@@ -147,14 +147,14 @@ def test_the_deepest_level_that_is_sure(clf, data):
 @pytest.mark.error
 def test_wrong_hierarchies():
     with pytest.raises(ValueError, match="above itself"):
-        LabelHierarchy({"a": "b", "b": "a"})
+        Taxonomy({"a": "b", "b": "a"})
     with pytest.raises(ValueError, match="one parent"):
-        LabelHierarchy.from_paths([["x", "a"], ["y", "a"]])
+        Taxonomy.from_paths([["x", "a"], ["y", "a"]])
     with pytest.raises(TypeError, match="must be a dict"):
-        LabelHierarchy([("a", "b")])
+        Taxonomy([("a", "b")])
 
 
 @pytest.mark.error
 def test_levels_begin_at_the_top(clf, data):
     with pytest.raises(ValueError, match="level is -1; the top level is 0"):
-        LabelHierarchy(PARENTS).predict(clf, data[0][:2], level=-1)
+        Taxonomy(PARENTS).predict(clf, data[0][:2], level=-1)

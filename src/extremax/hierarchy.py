@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 _BLOCK_SCORES = 1 << 24  # probabilities of all classes that are in memory together
 
 
-class LabelHierarchy:
+class Taxonomy:
     """The parent of each label.
 
     Parameters
@@ -35,7 +35,7 @@ class LabelHierarchy:
     >>> from extremax import TextClassifier
     >>> texts = ["fell off a ladder", "fell off a roof", "bitten by a dog", "bitten by a cat"] * 5
     >>> clf = TextClassifier().fit(texts, ["ladder", "roof", "dog", "cat"] * 5)
-    >>> tree = LabelHierarchy({"ladder": "fall", "roof": "fall", "dog": "bite", "cat": "bite"})
+    >>> tree = Taxonomy({"ladder": "fall", "roof": "fall", "dog": "bite", "cat": "bite"})
     >>> tree.predict(clf, ["fell off something", "bitten"], level=0)
     ['fall', 'bite']
     >>> tree.predict_sure(clf, ["a dog has bitten", "fell off"], least=0.7)
@@ -50,12 +50,12 @@ class LabelHierarchy:
             self.path(label)
 
     @classmethod
-    def from_paths(cls, paths: Iterable[Sequence[Any]]) -> LabelHierarchy:
+    def from_paths(cls, paths: Iterable[Sequence[Any]]) -> Taxonomy:
         """Make a hierarchy from paths of labels, each from the top down.
 
         Examples
         --------
-        >>> LabelHierarchy.from_paths([["animal", "cat", "tabby"], ["animal", "dog"]]).path("tabby")
+        >>> Taxonomy.from_paths([["animal", "cat", "tabby"], ["animal", "dog"]]).path("tabby")
         ['animal', 'cat', 'tabby']
         """
         parents: dict[Any, Any] = {}
