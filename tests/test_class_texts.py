@@ -91,7 +91,7 @@ def test_no_class_text_is_no_change():
 def test_class_texts_are_never_held_out():
     y = np.repeat(np.arange(40), 2).astype(np.int32)
     X = np.zeros((120, 1), np.float32)
-    data = Examples(X, y).with_class_texts(np.arange(40, dtype=np.int32), 0.5)
+    data = Examples(X, y).with_class_texts(np.arange(40, dtype=np.int32), np.zeros(40, np.int32), 0.5, 1)
     rest, held_out = data.set_aside(60, 0)
     assert rest.n_ordinary == 80
     assert held_out.n_rows == 60
@@ -106,6 +106,21 @@ def test_class_texts_are_never_held_out():
     assert (kept.rows >= 80).sum() == 40
 
 
+@pytest.mark.planted
+def test_texts_that_rows_contradict_are_left_out():
+    """Of the kind 0, four of five texts are rows of another class; of the kind 1, one of three."""
+    X = sparse.csr_matrix(np.eye(12, dtype=np.float32)[[0, 1, 2, 3, 4, 5, 6, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9]])
+    y = np.array([0, 0, 1, 1, 2, 2, 3], np.int32)  # the class 4 has no row, and 3 has one
+    of_texts = np.array([1, 1, 0, 0, 2, 2, 2, 0, 4, 3], np.int32)
+    kinds = np.array([0, 0, 0, 0, 0, 1, 1, 1, 0, 0], np.int32)
+    found = Examples(X, y).with_class_texts(of_texts, kinds, 0.5, 12)
+    assert found.rows[7:].tolist() == [12, 14, 15, 16]  # what agrees or is no row; classes of at most one row
+    assert found.y[7:].tolist() == [2, 0, 4, 3]
+    without = Examples(X[:16], y).with_class_texts(of_texts[:9], np.zeros(9, np.int32), 0.5, 12)
+    assert without.rows[7:].tolist() == [15]
+    assert len(Examples(X.toarray(), y).with_class_texts(of_texts, kinds, 0.5, 0).y) == 17  # of no columns
+
+
 def test_texts_of_several_labels_a_row():
     rows = [["fall"], ["fall", "home"], ["bite"], ["bite", "home"]] * 5
     clf = TextClassifier(ExtremeClassifier(random_state=0)).fit(TEXTS, rows, class_texts=NAMES)
@@ -118,6 +133,7 @@ def test_texts_of_several_labels_a_row():
     ("given", "error", "words"),
     [
         (["fall"], TypeError, "class_texts must be a dict"),
+        ([{"fall": "a"}, 3], TypeError, "class_texts must be a dict"),
         ({"fall": 3}, TypeError, r"class_texts\['fall'\] is int"),
         ({"fall": ["a", None]}, TypeError, "which is not a text"),
     ],
@@ -154,13 +170,24 @@ def test_weights_of_added_rows_are_relative_to_one_another(clf, saved):
 @pytest.mark.parametrize(
     ("content", "expected"),
     [
-        ("a,one,two\nb,three,\n", {"a": ["one", "two"], "b": ["three"]}),
-        ("name\tlabel\nfirst\ta\nsecond\ta\n", {"a": ["first", "second"]}),
-        ('{"id": 7, "prefLabel": "x", "altLabel": ["y", "z"], "n": 1}\n', {"7": ["x", "y", "z"]}),
+        ("a,one,two\nb,three,\n", [{"a": ["one"], "b": ["three"]}, {"a": ["two"]}]),
+        ("name\tlabel\nfirst\ta\nsecond\ta\n", [{"a": ["first", "second"]}]),
+        ("a;one, or two\nb;three\n", [{"a": ["one, or two"], "b": ["three"]}]),
+        ("ICD code;Name;Also\nA1;one;two\nB2;three;\n", [{"A1": ["one"], "B2": ["three"]}, {"A1": ["two"]}]),
+        ("a, one|x, z\n", [{"a": [" one|x"]}, {"a": [" z"]}]),
+        ('"a;b",one;two\n', [{"a;b": ["one;two"]}]),
+        ('{"id": 7, "prefLabel": "x", "altLabel": ["y", "z"], "n": 1}\n', [{"7": ["x"]}, {"7": ["y", "z"]}]),
     ],
 )
 def test_files_of_class_texts(content, expected):
     assert read_class_texts(io.BytesIO(content.encode())) == expected
+
+
+def test_a_file_of_class_texts_in_another_encoding():
+    content = io.BytesIO("a;für\n".encode("cp1252"))
+    with pytest.raises(DataFileError, match="cp1252"):
+        read_class_texts(content)
+    assert read_class_texts(io.BytesIO(content.getvalue()), encoding="cp1252") == [{"a": ["für"]}]
 
 
 @pytest.mark.error
@@ -173,14 +200,15 @@ def test_wrong_files_of_class_texts(content):
 
 
 def test_pack_and_join():
-    one = ClassTexts.of(["é", "b"], np.array([1, 0], np.int32))
-    both = one.plus(ClassTexts.of(["c"], np.array([1], np.int32)))
+    one = ClassTexts.of(["é", "b"], np.array([1, 0], np.int32), [0, 1])
+    both = one.plus(ClassTexts.of(["c"], np.array([1], np.int32), [1]))
     assert both.to_list() == ["é", "b", "c"]
     assert both.of_class(1) == ["é", "c"]
     assert both.take(np.array([1])).of_class(0) == ["é", "c"]
     again = ClassTexts.from_arrays(both.arrays())
     assert again is not None
     assert again.to_list() == both.to_list()
+    assert again.kinds.tolist() == [0, 1, 1]
 
 
 @pytest.mark.planted
@@ -233,14 +261,18 @@ def test_mixed_rows_lower_the_confidence_in_what_was_never_seen():
 
 
 @pytest.mark.identity
-def test_a_resumed_fit_has_the_class_texts(tmp_path):
+@pytest.mark.parametrize("in_callback", [False, True])
+def test_a_resumed_fit_has_the_class_texts(tmp_path, in_callback):
     def stop(record):
+        if in_callback:
+            cut.save(tmp_path / "cut")
         raise KeyboardInterrupt
 
     whole = TextClassifier(ExtremeClassifier(random_state=0)).fit(TEXTS, LABELS, class_texts=NAMES)
     cut = TextClassifier(ExtremeClassifier(random_state=0))
     with pytest.warns(TrainingInterruptedWarning):
         cut.fit(TEXTS, LABELS, class_texts=NAMES, callbacks=[stop])
-    cut.save(tmp_path / "cut")
+    if not in_callback:
+        cut.save(tmp_path / "cut")
     again = load_model(tmp_path / "cut").resume_fit(TEXTS, LABELS)
     np.testing.assert_array_equal(again.decision_function(TEXTS), whole.decision_function(TEXTS))

@@ -17,7 +17,7 @@ from sklearn.exceptions import NotFittedError
 from sklearn.utils.validation import validate_data
 
 from extremax import class_editing as editing
-from extremax.class_texts import WEIGHT
+from extremax.class_texts import NO_TEXTS, WEIGHT, ClassTexts, ListedTexts
 from extremax.errors import ModelFileError, ScoreOverflowError, TrainingInterruptedWarning, warn_caller
 from extremax.examples import Examples, FeatureLayout
 from extremax.explanation import Explanation, LabelExplanation, explain_class, explain_row
@@ -86,14 +86,14 @@ class FirstRows(NamedTuple):
         Groups of columns in the layout of texts.
     held
         Bytes that features of texts take, by part.
-    text_labels
-        Labels of the last rows of X, which are class texts.
+    texts
+        Labels, texts and kinds of the last rows of X, which are class texts.
     """
 
     X: Any
     groups: tuple[int, ...] = ()
     held: Mapping[str, int] = MappingProxyType({})
-    text_labels: Sequence[Any] = ()
+    texts: ListedTexts = NO_TEXTS
 
 
 class Classifier(ClassifierMixin, BaseEstimator):
@@ -499,7 +499,7 @@ class Classifier(ClassifierMixin, BaseEstimator):
         data = inner._class_weighted(lookup_targets(y, inner._label_index, n_samples=n_samples))
         data = data.with_features(features).usable()
         if texts is not None:
-            data = data.with_class_texts(texts.class_of, WEIGHT)
+            data = data.with_class_texts(texts.class_of, texts.kinds, WEIGHT, inner.layout_.n_sparse)
         config, context = inner._resume_config(), inner._context(inner.seed_)
         request = Request(None, callbacks, inner._publish, inner.patience)
         inner._finish(resume_model(inner._fitted, data, config, context, request))
@@ -802,13 +802,16 @@ class ExtremeClassifier(Classifier):
         """Train from the beginning, on the rows of a first call."""
         first, held = self._read_first(rows, y, classes, sample_weight)
         data = self._class_weighted(first).usable()
-        if len(rows.text_labels):
-            data = data.with_class_texts(self._label_index.lookup(list(rows.text_labels)), WEIGHT)
+        texts = None
+        if len(rows.texts.labels):
+            class_of = self._label_index.lookup(rows.texts.labels)
+            texts = ClassTexts.of(rows.texts.texts, class_of, rows.texts.kinds)
+            data = data.with_class_texts(class_of, texts.kinds, WEIGHT, self.layout_.n_sparse)
         self._require_two_classes(data)
         context = self._context(check_random_state(self.random_state))
         data, validation = self._split_validation(data, eval_set, context.seed)
         config = self._resolve(data)
-        request = Request(validation, callbacks, self._publish, self.patience, held)
+        request = Request(validation, callbacks, self._publish, self.patience, held, texts)
         self._finish(fit_model(data, len(self.classes_), config, context, request))
 
     def _start_stream(
@@ -1019,14 +1022,14 @@ class ExtremeClassifier(Classifier):
 
         Returns the examples, and the bytes that are held for the fit by now, by part.
         """
-        given, groups, held, text_labels = rows
+        given, groups, held, texts = rows
         X, n_dense = join_pair(given)
         features = check_features(X)
         n_columns, copied = int(features.shape[1]), copied_bytes(given, features)
-        n_samples = features.shape[0] - len(text_labels)
+        n_samples = features.shape[0] - len(texts.labels)
         known, targets = encode_targets(y, n_samples=n_samples, classes=classes)
-        if len(text_labels):
-            known, targets = self._with_text_labels(known, targets, list(text_labels), y)
+        if len(texts.labels):
+            known, targets = self._with_text_labels(known, targets, texts.labels, y)
         check_savable(known)
         self._indicator = indicator_format(y)
         scaling = None

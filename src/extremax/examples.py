@@ -125,16 +125,42 @@ class Examples:
         """Return the pairs of all rows but the texts of the classes."""
         return self if self.n_ordinary is None else self.take(self.rows < self.n_ordinary)
 
-    def with_class_texts(self, y: Int32, weight: float) -> Examples:
+    def with_class_texts(self, y: Int32, kinds: Int32, weight: float, n_sparse: int) -> Examples:
         """Return the pairs together with the last rows of X, which are texts of the classes y.
 
-        `weight` is theirs, in that of a mean pair of the other rows.
+        `weight` is theirs, in that of a mean pair of the other rows. A text that is also a row of another
+        class is left out; so are all texts of a kind of which this is true more often than not, but for
+        classes without a row. Where there are such classes, those of a single row keep their texts too: held
+        out, it tells how probable a class without a row is. Rows are compared by their first `n_sparse`
+        columns.
         """
         first = self.n_rows - len(y)
         usual = float(self.pair_weight.mean(dtype=np.float64)) if self.n_pairs else 1.0
-        rows = np.concatenate([self.rows, np.arange(first, self.n_rows)])
-        weights = np.concatenate([self.pair_weight, np.full(len(y), weight * usual, np.float32)])
-        return Examples(self.X, np.concatenate([self.y, y]), rows, weights, first)
+        rows = np.arange(first, self.n_rows)
+        n_rows_of = np.bincount(self.y, minlength=int(y.max(initial=-1)) + 1)[y]
+        is_row, agrees = self._find_rows(rows, y, n_sparse)
+        trusted = 2 * np.bincount(kinds, weights=agrees) >= np.bincount(kinds, weights=is_row)
+        kept = trusted[kinds] & ~(is_row & ~agrees)
+        kept |= n_rows_of <= int((n_rows_of == 0).any())
+        weights = np.concatenate([self.pair_weight, np.full(int(kept.sum()), weight * usual, np.float32)])
+        both = np.concatenate([self.rows, rows[kept]])
+        return Examples(self.X, np.concatenate([self.y, y[kept]]), both, weights, first)
+
+    def _find_rows(self, rows: Int64, y: Int32, n_sparse: int) -> tuple[Bool, Bool]:
+        """Return whether rows without a pair equal one of a pair, and whether one of the class y."""
+        if not n_sparse or not sparse.issparse(self.X) or not self.n_pairs:
+            none = np.zeros(len(rows), bool)
+            return none, none
+        factors = np.random.default_rng(0).standard_normal((self.X.shape[1], 2), np.float32)
+        factors[n_sparse:] = 0.0
+        key = np.ascontiguousarray(self.X @ factors, np.float32).view(np.int64)[
+            :, 0
+        ]  # of equal rows the same
+        known, group = np.unique(key[self.rows], return_inverse=True)
+        at = np.minimum(np.searchsorted(known, key[rows]), len(known) - 1)
+        is_row = known[at] == key[rows]
+        n_classes = 1 + int(max(y.max(initial=0), self.y.max()))
+        return is_row, is_row & np.isin(at * n_classes + y, group * n_classes + self.y)
 
     def expand(self, per_row: Float32) -> Float32:
         """Return an array with one line per pair from one with a line per row."""

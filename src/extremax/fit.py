@@ -16,6 +16,7 @@ import numpy as np
 from scipy import sparse
 
 from extremax.calibration import Calibration, calibrated_log_prob, fit_calibration
+from extremax.class_texts import ClassTexts
 from extremax.errors import ScoreOverflowError
 from extremax.examples import Examples
 from extremax.model import ClassInfo, Model
@@ -67,6 +68,8 @@ class Request:
         Epochs without a better validation log-likelihood after which to stop.
     held
         Bytes that the caller already holds for this fit, by part: converted features, text features.
+    texts
+        Texts of the classes, which the model keeps.
     """
 
     validation: Examples | None = None
@@ -74,6 +77,7 @@ class Request:
     publish: Callable[[Fitted], None] = lambda fitted: None
     patience: int | None = None
     held: Mapping[str, int] = field(default_factory=dict)
+    texts: ClassTexts | None = None
 
 
 def fit_model(
@@ -91,6 +95,7 @@ def fit_model(
         config, calibration = choose_by_folds(data, n_classes, config, context)
         trainer = config.make_trainer(context)
     fitted = start_model(trainer, data, n_classes, config, started)
+    fitted.model = replace(fitted.model, classes=replace(fitted.model.classes, texts=request.texts))
     if calibration is not None:
         fitted.model = fitted.model.with_calibration(calibration)
     schedule = Schedule(config.n_epochs, config.solver.learning_rate, request.patience, config.decay_epochs)

@@ -16,7 +16,7 @@ from sklearn.utils import TransformerTags
 from sklearn.utils.validation import _num_samples
 
 from extremax import class_editing as editing
-from extremax.class_texts import WEIGHT, ClassTexts, list_class_texts
+from extremax.class_texts import NO_TEXTS, WEIGHT, ClassTexts, GivenTexts, list_class_texts
 from extremax.classifier import Classifier, EvalSet, ExtremeClassifier, FirstRows, check_count
 from extremax.errors import ModelFileError
 from extremax.explanation import Explanation, explain_frequencies, explain_row
@@ -80,7 +80,7 @@ class TextClassifier(Classifier):
     """
 
     _input = "texts"
-    _class_texts: tuple[list[Any], list[str]] = ([], [])  # labels and texts of the fit that is running
+    _class_texts = NO_TEXTS  # of the fit that is running
     _encodes = False  # whether the encoder is used, alone or beside features
     _encoder_name: str | None = None  # what the folder of a saved model calls its encoder
 
@@ -128,7 +128,7 @@ class TextClassifier(Classifier):
         y: Any,
         sample_weight: ArrayLike | None = None,
         *,
-        class_texts: Mapping[Any, str | Sequence[str]] | None = None,
+        class_texts: GivenTexts | None = None,
         eval_set: EvalSet = None,
         classes: ArrayLike | None = None,
         callbacks: Sequence[Callback] = (),
@@ -137,9 +137,11 @@ class TextClassifier(Classifier):
 
         Parameters
         ----------
-        class_texts : dict from labels to texts, optional
-            Names, synonyms and descriptions of classes, one text or a list for each. They are trained on with
-            less weight than a row of X. A label without a row of X is a class as well.
+        class_texts : dict from labels to texts, or list of such dicts, optional
+            Names, synonyms and descriptions of classes, one text or a list for each; in a list, a dict for
+            each of these kinds. They are trained on with less weight than a row of X. A label without a row
+            is a class as well. Where most texts of a kind that are also rows have another label there, the
+            kind is used for labels without a row alone.
 
         Examples
         --------
@@ -149,7 +151,7 @@ class TextClassifier(Classifier):
         >>> clf.predict(["a scald", "fell off a roof"]).tolist()
         ['burn', 'fall']
         """
-        self._class_texts = ([], []) if class_texts is None else list_class_texts(class_texts)
+        self._class_texts = NO_TEXTS if class_texts is None else list_class_texts(class_texts)
         try:
             return super().fit(X, y, sample_weight, eval_set=eval_set, classes=classes, callbacks=callbacks)
         finally:
@@ -160,23 +162,22 @@ class TextClassifier(Classifier):
             self.__dict__.pop(name, None)
 
     def _first_rows(self, X: Any, y: Any) -> FirstRows:
-        labels, texts = self._class_texts
-        rows = self._fit_features([*self._check_first(X, y), *texts])
-        return rows._replace(text_labels=labels)
+        given = self._class_texts
+        return self._fit_features([*self._check_first(X, y), *given.texts])._replace(texts=given)
 
     def _eval_rows(self, X: Any, y: Any) -> tuple[Any, Any]:
         texts, labels = self._inputs(X, y)
         return self._transform(texts), labels
 
     def _finish_first(self, X: Any) -> None:
-        labels, texts = self._class_texts
-        self._keep_class_texts(labels, texts)
         if self.features_ is None:
             return
         # names of the columns with the greatest weights, which `explain_label` shows
         used, greatest = self.model_.weights.column_maxima()
         order = np.argsort(-greatest, kind="stable")
-        self.features_.keep_names([*X, *texts], used[order][used[order] < self.features_.n_features])
+        self.features_.keep_names(
+            [*X, *self._class_texts.texts], used[order][used[order] < self.features_.n_features]
+        )
         if not self.features_.count_unknown:
             # the length of a row does not say then how much of a text is unknown
             self._replace_model(self.model_.with_reference(None))
@@ -240,7 +241,7 @@ class TextClassifier(Classifier):
         y: Any = (),
         sample_weight: ArrayLike | None = None,
         *,
-        class_texts: Mapping[Any, str | Sequence[str]] | None = None,
+        class_texts: GivenTexts | None = None,
         classes: ArrayLike | None = None,
     ) -> Self:
         """Add new classes, given rows or `class_texts` of them; see `ExtremeClassifier.add_classes`.
@@ -255,7 +256,7 @@ class TextClassifier(Classifier):
         if class_texts is None:
             return super().add_classes(X, y, sample_weight, classes=classes)
         self._require_fitted("before add_classes")
-        labels, texts = list_class_texts(class_texts)
+        labels, texts, kinds = list_class_texts(class_texts)
         given, y = self._inputs(X, y)
         rows, y = list(given), y.tolist() if hasattr(y, "tolist") else y
         weight = np.ones(len(rows)) if sample_weight is None else np.asarray(sample_weight, np.float64)
@@ -269,17 +270,11 @@ class TextClassifier(Classifier):
             classes,
             len(rows),
         )
-        self._keep_class_texts(labels, texts)
+        known = self.model_.classes
+        more = ClassTexts.of(texts, self.classifier_.label_ids(labels), kinds)
+        joined = more if known.texts is None else known.texts.plus(more)
+        self._replace_model(replace(self.model_, classes=replace(known, texts=joined)))
         return self
-
-    def _keep_class_texts(self, labels: list[Any], texts: list[str]) -> None:
-        """Add texts of known labels to those of the model."""
-        if not texts:
-            return
-        classes = self.model_.classes
-        more = ClassTexts.of(texts, self.classifier_.label_ids(labels))
-        joined = more if classes.texts is None else classes.texts.plus(more)
-        self._replace_model(replace(self.model_, classes=replace(classes, texts=joined)))
 
     # -- prediction ----------------------------------------------------------------------------------------
 

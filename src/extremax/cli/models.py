@@ -165,15 +165,21 @@ def describe_labels(model: Any, path: Path) -> None:
     model.describe_classes(texts)
 
 
-def read_texts_of(path: Path, labels: Iterable[Any]) -> dict[Any, list[str]]:
-    """Read class texts, with labels spelled as the given ones are."""
+def read_texts_of(
+    path: Path, labels: Iterable[Any], encoding: str | None = None
+) -> list[dict[Any, list[str]]]:
+    """Read class texts by kind, with labels spelled as the given ones are."""
     from extremax.data import read_class_texts
 
     by_name = {str(label): label for label in labels}
     of_numbers = all(isinstance(label, int) for label in by_name.values())
     with source(path) as opened:
-        found = read_class_texts(opened)
-    return {by_name.get(name, _as_number(name) if of_numbers else name): found[name] for name in found}
+        found = read_class_texts(opened, encoding=encoding)
+
+    def spelled(name: str) -> Any:
+        return by_name.get(name, _as_number(name) if of_numbers else name)
+
+    return [{spelled(name): kind[name] for name in kind} for kind in found]
 
 
 def find_labels(model: Any, words: list[str]) -> list[Any]:

@@ -198,7 +198,7 @@ def train(  # noqa: PLR0913 (the parameters are the options)
     if batch_rows is None:
         rows, eval_set = _load_all(data, valid, reading, reduce)
         model, n_samples = _estimator(classifier, rows, texts, data), rows.n_samples
-        named = _class_texts(rows, texts.class_texts)
+        named = _class_texts(rows, texts.class_texts, reading.encoding)
         model.fit(*_pair(rows), eval_set=eval_set, **named)
     else:
         rows, model = None, texts.classifier(classifier.set_params(verbose=0))
@@ -244,15 +244,17 @@ def _estimator(classifier: Any, rows: Any, texts: TextOptions, path: Path) -> An
     return classifier
 
 
-def _class_texts(rows: Any, path: Path | None) -> dict[str, Any]:
+def _class_texts(rows: Any, path: Path | None, encoding: str | None) -> dict[str, Any]:
     """Return the argument of `fit` with the class texts of a file, if there is one."""
     if path is None:
         return {}
     labels = distinct_labels(rows)
-    found = read_texts_of(path, labels)
-    new = [name for name in found if name not in set(labels)]
+    found, known = read_texts_of(path, labels, encoding), set(labels)
+    named = dict.fromkeys(name for kind in found for name in kind)
+    new = [name for name in named if name not in known]
     more = f"; {len(new):,} of these have no row, such as {new[0]!r}" if new else ""
-    terminal.log(f"{path}: {sum(map(len, found.values())):,} texts of {len(found):,} classes{more}")
+    n_texts = sum(len(texts) for kind in found for texts in kind.values())
+    terminal.log(f"{path}: {n_texts:,} texts of {len(named):,} classes{more}")
     return {"class_texts": found}
 
 

@@ -139,10 +139,10 @@ def _add(clf: Any, path: Path | None, reading: Reading, known: bool, class_texts
     if class_texts is not None:
         if not takes_texts(clf):
             raise ValueError("this model takes features, not texts, so a class text tells it nothing.")
-        found = read_texts_of(class_texts, clf.classes_.tolist())
         old = set(clf.classes_.tolist())
-        more["class_texts"] = {label: texts for label, texts in found.items() if label not in old}
-        n_known = len(found) - len(more["class_texts"])
+        found = read_texts_of(class_texts, clf.classes_.tolist(), reading.encoding)
+        more["class_texts"] = [{name: kind[name] for name in kind if name not in old} for kind in found]
+        n_known = len({name for kind in found for name in kind if name in old})
         if n_known:
             terminal.log(f"{class_texts}: {n_known:,} labels are classes already; their texts are left out")
     if path is None:
