@@ -12,8 +12,7 @@ from extremax.data import planted_hierarchy
 from extremax.examples import Examples
 from extremax.features.pca import PCA
 from extremax.kernels import sparse_dual
-from extremax.kernels.dense_dual import DenseOptions, train_classes
-from extremax.kernels.sparse_dual import Candidates, Listed
+from extremax.kernels.dense_dual import DenseOptions, Listing, Pairs, train_classes
 from extremax.runtime.context import Context
 from extremax.solvers import CandidateSoftmax, MinibatchSoftmax
 from extremax.solvers.candidate import CandidateTrainer
@@ -57,18 +56,16 @@ def test_class_matches_logistic_regression():
     offsets = np.zeros((60, 3), np.float32)
     offsets[:, 0] = shift
     scores = (np.take_along_axis(X @ W.T + b, classes, axis=1) + offsets).astype(np.float32)
-    candidates = Candidates(classes, offsets, rest, np.arange(60), weight)
     starts, entries = np.zeros(4, np.int64), np.empty(180, np.int64)
     sparse_dual.list_pairs(classes, starts, entries)
     log_partition = np.empty(60, np.float32)
     sparse_dual.sum_candidates(scores, rest, log_partition, 0, 60)
     options = DenseOptions(0.7, 0.5, 300, 0.0, 0)
-    trained, biases = W.copy(), b.copy()
     squares = np.einsum("ik,ik->i", X, X)
-    listed = Listed(starts, entries)
-    train_classes(
-        X, squares, candidates, listed, scores, log_partition, trained, biases, options, np.array([1]), 0
-    )
+    own = entries[starts[1] : starts[2]]
+    listing = Listing(starts[1:3] - starts[1], own, scores.ravel()[own], log_partition[own // 3])
+    pairs, trained, bias = Pairs(np.arange(60), weight, shift, 3), W[1:2].copy(), b[1:2].copy()
+    train_classes(X, squares, pairs, listing, trained, bias, options, np.array([1]), 0)
 
     def loss(change):
         s = (X @ W.T + b).astype(np.float64)
@@ -78,11 +75,10 @@ def test_class_matches_logistic_regression():
         return weight @ (total - s[np.arange(60), y]) + 0.35 * change @ change
 
     best = minimize(loss, np.zeros(5), tol=1e-12).x
-    np.testing.assert_allclose(trained[1] - W[1], best[:4], atol=2e-3)
-    assert biases[1] - b[1] == pytest.approx(0.5 * best[4], abs=2e-3)
-    np.testing.assert_array_equal(trained[[0, 2]], W[[0, 2]])
-    expected = np.take_along_axis(X @ trained.T + biases, classes, axis=1) + offsets
-    np.testing.assert_allclose(scores, expected, atol=1e-4)
+    np.testing.assert_allclose(trained[0] - W[1], best[:4], atol=2e-3)
+    assert bias[0] - b[1] == pytest.approx(0.5 * best[4], abs=2e-3)
+    expected = X[own // 3] @ trained[0] + bias[0] + offsets.ravel()[own]
+    np.testing.assert_allclose(listing.scores, expected, atol=1e-4)
 
 
 # -- the start

@@ -32,6 +32,24 @@ class DenseOptions(NamedTuple):
     seed: int
 
 
+class Pairs(NamedTuple):
+    """What all classes share of the pairs."""
+
+    rows: np.ndarray  # (n_pairs,) int64: row of X
+    weights: np.ndarray  # (n_pairs,) float32
+    shift: np.ndarray  # (n_pairs,) float32: added to the score of the own class
+    n_slots: int  # candidates of each pair, its own class first
+
+
+class Listing(NamedTuple):
+    """The pairs that list each of some classes, as they are when the call begins."""
+
+    starts: np.ndarray  # (n_listed + 1,) int64: where the entries of each class begin
+    entries: np.ndarray  # int64: pair * n_slots + slot
+    scores: np.ndarray  # float32: of the class, for each entry
+    log_partition: np.ndarray  # float32: log of the summed mass of all candidates of the pair
+
+
 @helper
 def _dot(x, w):
     total = np.float32(0.0)
@@ -75,43 +93,40 @@ def _pass_pairs(X, rows, targets, weights, offsets, squares, w, bias, options, c
 
 
 @njit
-def train_classes(
-    X, squares, candidates, listed, scores, log_partition, weights, biases, options, classes, round_number
-):
+def train_classes(X, squares, pairs, listing, weights, biases, options, classes, round_number):
     """Train some classes in turn: their weights, biases and scores change.
 
     Parameters
     ----------
     X, squares : (n_rows, n_features), (n_rows,)
         Rows and their square lengths.
-    candidates : Candidates
-        Offsets are added to the products of rows and weights.
-    listed : Listed
-    scores, log_partition : (n_pairs, n_slots), (n_pairs,)
-        Scores of the candidates, and the log of their summed mass when the call begins.
-    weights, biases : (n_classes, n_features), (n_classes,)
+    pairs : Pairs
+    listing : Listing
+    weights, biases : (n_listed, n_features), (n_listed,)
+        Those of the classes; they belong to products of rows and weights, without the shift.
+    classes : int64 (n_listed,)
+        Their numbers, which random draws depend on.
     """
-    n_slots = candidates.classes.shape[1]
     for number in range(classes.size):
-        c = classes[number]
-        begin, n = listed.starts[c], listed.starts[c + 1] - listed.starts[c]
+        c, begin = classes[number], listing.starts[number]
+        n = listing.starts[number + 1] - begin
         if n == 0:
             continue
         rows, targets = np.empty(n, np.int64), np.zeros(n, np.float64)
         pair_weights, offsets = np.empty(n, np.float64), np.empty(n, np.float64)
+        shifts = np.zeros(n, np.float32)
         for k in range(n):
-            pair = listed.entries[begin + k] // n_slots
-            j = listed.entries[begin + k] - pair * n_slots
-            rows[k] = candidates.rows[pair]
-            pair_weights[k] = candidates.weights[pair]
-            targets[k] = 1.0 if j == 0 else 0.0
-            offsets[k] = candidates.offsets[pair, j] - share_offset(scores[pair, j], log_partition[pair])
-        w = weights[c]
-        biases[c] = _pass_pairs(
-            X, rows, targets, pair_weights, offsets, squares, w, np.float64(biases[c]), options, c,
+            pair = listing.entries[begin + k] // pairs.n_slots
+            rows[k] = pairs.rows[pair]
+            pair_weights[k] = pairs.weights[pair]
+            if listing.entries[begin + k] == pair * pairs.n_slots:
+                targets[k], shifts[k] = 1.0, pairs.shift[pair]
+            share = share_offset(listing.scores[begin + k], listing.log_partition[begin + k])
+            offsets[k] = shifts[k] - share
+        w = weights[number]
+        biases[number] = _pass_pairs(
+            X, rows, targets, pair_weights, offsets, squares, w, np.float64(biases[number]), options, c,
             round_number,
         )  # fmt: skip
         for k in range(n):
-            pair = listed.entries[begin + k] // n_slots
-            j = listed.entries[begin + k] - pair * n_slots
-            scores[pair, j] = _dot(X[rows[k]], w) + biases[c] + candidates.offsets[pair, j]
+            listing.scores[begin + k] = _dot(X[rows[k]], w) + biases[number] + shifts[k]

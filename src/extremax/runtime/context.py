@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from extremax.runtime.executor import Executor, current_executor
 from extremax.runtime.interrupts import Interrupts
 from extremax.runtime.progress import ProgressLine
 
@@ -24,6 +25,8 @@ class Context:
         Bytes that the call may need; None means the free memory of the machine.
     interrupts
         Ctrl-C, looked at between minibatches.
+    executor
+        Where heavy maps run; no result depends on it.
     """
 
     seed: int = 0
@@ -31,3 +34,4 @@ class Context:
     progress: ProgressLine = field(default_factory=lambda: ProgressLine(0))
     memory_limit: int | None = None
     interrupts: Interrupts = field(default_factory=Interrupts)
+    executor: Executor = field(default_factory=current_executor)

@@ -21,16 +21,18 @@ import numpy as np
 from extremax.examples import Examples
 from extremax.kernels import sparse_dual, sparse_start
 from extremax.kernels.compile import JIT_DISABLED
-from extremax.kernels.dense_dual import DenseOptions, train_classes
+from extremax.kernels.dense_dual import DenseOptions, Listing, Pairs, train_classes
 from extremax.kernels.sparse_dual import Candidates, Listed
 from extremax.kernels.sparse_start import Proposals
+from extremax.runtime.context import Context
+from extremax.runtime.executor import Work
 from extremax.runtime.products import one_blas_thread
 from extremax.runtime.threads import run, split
 from extremax.solvers.base import Progress, TrainState, whitening_memory
 from extremax.solvers.optimizers import Tables
 from extremax.solvers.warm_start import WhitenedTrainer, leave_one_out_shift, start_discriminant
 from extremax.tuned import ProblemSize
-from extremax.types import Float32, Int64
+from extremax.types import Float32, Int32, Int64
 
 _ROW_BLOCK = 4096  # rows that a thread whitens at a time; no block depends on the threads
 _TASK_SCORES, _MAX_TASK_ROWS = 1 << 22, 256  # scores of all classes that a thread computes at a time
@@ -41,11 +43,13 @@ _KEY_VALUES = 1 << 16  # values of X in the checksum of the pairs
 
 @dataclass(frozen=True)
 class PreparedRows:
-    """Examples with whitened rows, their square lengths, and what own scores are shifted by."""
+    """Examples, what own scores are shifted by, and weights of mean one.
+
+    `shared` are the whitened rows and their square lengths, as the executor shares them.
+    """
 
     data: Examples
-    X: Float32
-    squares: Float32
+    shared: Any
     shift: Float32
     weight: Float32
 
@@ -103,7 +107,8 @@ class CandidateTrainer(WhitenedTrainer):
         shift = state.pair_values
         if shift is None or len(shift) != data.n_pairs or state.pair_key != _pair_key(data):
             shift = np.zeros(data.n_pairs, np.float32)  # rows that had no part in the start
-        return PreparedRows(data, X, np.einsum("ik,ik->i", X, X), shift, _unit_weight(data))
+        shared = self.context.executor.share((X, np.einsum("ik,ik->i", X, X)))
+        return PreparedRows(data, shared, shift, _unit_weight(data))
 
     def epoch(
         self, state: TrainState, prepared: PreparedRows, rates: tuple[float, float], progress: Progress
@@ -111,7 +116,8 @@ class CandidateTrainer(WhitenedTrainer):
         threads = 1 if JIT_DISABLED else self.context.n_threads
         config, n_pairs = self.config.numbers.candidates, prepared.data.n_pairs
         share = max(sum(rates), 1e-6) / max(self.config.n_epochs, 1)  # of the regularization of a fit
-        regularization = max(config.regularization, config.regularization_root / prepared.X.shape[1] ** 0.5)
+        root = state.tables.weights.shape[1] ** 0.5
+        regularization = max(config.regularization, config.regularization_root / root)
         options = DenseOptions(
             regularization / share,
             config.bias_feature,
@@ -121,7 +127,7 @@ class CandidateTrainer(WhitenedTrainer):
         )
         with self.training_coordinates(state, threads), one_blas_thread():
             candidates = self._propose(state, prepared, threads, progress)
-            rounds = _Round(state, prepared, candidates, options, threads)
+            rounds = _Round(state, prepared, candidates, options, self.context, threads)
             order = np.random.default_rng((options.seed, state.n_epochs)).permutation(state.tables.n_classes)
             n_blocks = min(config.blocks, len(order))
             for block in range(n_blocks):
@@ -139,27 +145,57 @@ class CandidateTrainer(WhitenedTrainer):
         size = max(1, min(self.config.numbers.candidates.n_candidates, n_classes - 1))
         used, first = np.unique(data.rows, return_index=True)
         edges = np.append(first, data.n_pairs).astype(np.int64)
-        found = Proposals(
-            np.empty((len(used), size), np.int32),
-            np.empty((len(used), size), np.float32),
-            np.empty(len(used), np.float32),
-            np.empty(data.n_pairs, np.float32),
+        found = _empty_proposals(len(used), data.n_pairs, size)
+        cuts = split(len(used), max(1, min(_MAX_TASK_ROWS, _TASK_SCORES // n_classes)))
+        tasks = [(used[a:b], edges[a : b + 1] - edges[a], data.y[edges[a] : edges[b]]) for a, b in cuts]
+        shared = (prepared.shared, tables.weights, tables.biases, size)
+        parts = self.context.executor.map(
+            _begin_proposals, shared, tasks, threads, lambda fraction: progress.check()
         )
-        tasks = split(len(used), max(1, min(_MAX_TASK_ROWS, _TASK_SCORES // n_classes)))
-
-        def work(i: int) -> None:
-            a, b = tasks[i]
-            scores = prepared.X[used[a:b]] @ tables.weights.T
-            scores += tables.biases
-            sparse_start.keep_best(scores, edges, data.y, found, a)
-
-        for a, b in split(len(tasks), _TASKS_PER_BLOCK):
-            progress.check()
-            run(lambda i, a=a: work(a + i), b - a, threads)  # type: ignore[misc]
+        for (a, b), part in zip(cuts, parts, strict=True):
+            found.classes[a:b], found.scores[a:b], found.log_rest[a:b], found.own[edges[a] : edges[b]] = part
         at = np.searchsorted(used, data.rows)
         classes = np.concatenate([data.y[:, None], found.classes[at]], axis=1)
         scores = np.concatenate([(found.own + prepared.shift)[:, None], found.scores[at]], axis=1)
         return Candidates(classes, scores, found.log_rest[at], data.rows, prepared.weight)
+
+
+def _empty_proposals(n_rows: int, n_pairs: int, size: int) -> Proposals:
+    return Proposals(
+        np.empty((n_rows, size), np.int32),
+        np.empty((n_rows, size), np.float32),
+        np.empty(n_rows, np.float32),
+        np.empty(n_pairs, np.float32),
+    )
+
+
+def _begin_proposals(rows: tuple[Float32, Float32], weights: Float32, biases: Float32, size: int) -> Work:
+    """Score some rows against all classes, and keep the best."""
+    X, _ = rows
+
+    def propose(used: Int64, edges: Int64, labels: Int32) -> Proposals:
+        found = _empty_proposals(len(used), len(labels), size)
+        scores = X[used] @ weights.T
+        scores += biases
+        sparse_start.keep_best(scores, edges, labels, found, 0)
+        return found
+
+    return propose
+
+
+def _begin_training(rows: tuple[Float32, Float32], pairs: Pairs, options: DenseOptions, number: int) -> Work:
+    """Train some classes by the pairs that list them."""
+    X, squares = rows
+
+    def train(
+        classes: Int64, listing: Listing, weights: Float32, biases: Float32
+    ) -> tuple[Float32, Float32, Float32]:
+        weights, biases = weights.copy(), biases.copy()
+        listing = listing._replace(scores=listing.scores.copy())
+        train_classes(X, squares, pairs, listing, weights, biases, options, classes, number)
+        return weights, biases, listing.scores
+
+    return train
 
 
 class _Round:
@@ -171,53 +207,54 @@ class _Round:
         prepared: PreparedRows,
         candidates: Candidates,
         options: DenseOptions,
+        context: Context,
         threads: int,
     ) -> None:
-        self.tables, self.prepared, self.options, self.threads = state.tables, prepared, options, threads
-        self.number = state.n_epochs
-        self.scores = candidates.offsets
-        offsets = np.zeros_like(self.scores)  # weights are those of the products themselves
-        offsets[:, 0] = prepared.shift
-        self.candidates = candidates._replace(offsets=offsets)
+        self.tables, self.prepared, self.threads = state.tables, prepared, threads
+        self.scores, self.log_rest = candidates.offsets, candidates.log_rest
         starts = np.zeros(state.tables.n_classes + 1, np.int64)
         entries = np.empty(int((candidates.classes >= 0).sum()), np.int64)
         sparse_dual.list_pairs(candidates.classes, starts, entries)
         self.listed = Listed(starts, entries)
         self.log_partition = np.empty(len(self.scores), np.float32)
+        pairs = Pairs(candidates.rows, candidates.weights, prepared.shift, self.scores.shape[1])
+        self.executor = context.executor
+        self.shared = prepared.shared, self.executor.share(pairs), options, state.n_epochs
         self._partition()
 
     def _partition(self) -> None:
         tasks = split(len(self.scores), _SUM_PAIRS)
 
         def work(i: int) -> None:
-            sparse_dual.sum_candidates(self.scores, self.candidates.log_rest, self.log_partition, *tasks[i])
+            sparse_dual.sum_candidates(self.scores, self.log_rest, self.log_partition, *tasks[i])
 
         run(work, len(tasks), self.threads)
 
     def train(self, classes: Int64, progress: Progress) -> None:
         """Train some classes, all against the same scores of the others."""
-        progress.check()
         sizes = np.diff(self.listed.starts)[classes]
         by_size = np.argsort(-sizes, kind="stable")  # no thread is left with a large class at the end
         groups = [classes[by_size[i::_TASKS_PER_BLOCK]] for i in range(min(_TASKS_PER_BLOCK, len(classes)))]
-
-        def work(i: int) -> None:
-            train_classes(
-                self.prepared.X,
-                self.prepared.squares,
-                self.candidates,
-                self.listed,
-                self.scores,
-                self.log_partition,
-                self.tables.weights,
-                self.tables.biases,
-                self.options,
-                groups[i],
-                self.number,
-            )
-
-        run(work, len(groups), self.threads)
+        tables, scores = self.tables, self.scores.reshape(-1)
+        listings = [self._list(group, scores) for group in groups]
+        tasks = [
+            (group, listing, tables.weights[group], tables.biases[group])
+            for group, listing in zip(groups, listings, strict=True)
+        ]
+        parts = self.executor.map(
+            _begin_training, self.shared, tasks, self.threads, lambda fraction: progress.check()
+        )
+        for group, listing, part in zip(groups, listings, list(parts), strict=True):
+            tables.weights[group], tables.biases[group], scores[listing.entries] = part
         self._partition()
+
+    def _list(self, classes: Int64, scores: Float32) -> Listing:
+        """Return the entries of some classes, with their scores as they are now."""
+        first, last = self.listed.starts[classes], self.listed.starts[classes + 1]
+        starts = np.append(0, np.cumsum(last - first))
+        places = np.arange(starts[-1]) + np.repeat(first - starts[:-1], last - first)
+        entries = self.listed.entries[places]
+        return Listing(starts, entries, scores[entries], self.log_partition[entries // self.scores.shape[1]])
 
     def loss(self) -> float:
         """Return the mean loss of the pairs, each compared as if left out of the start."""
