@@ -45,6 +45,7 @@ from extremax.kernels.ngram_hash import (
     learn_texts,
     weigh_rows,
 )
+from extremax.runtime.executor import Executor, Work, current_executor
 from extremax.runtime.products import read_only
 from extremax.runtime.scratch import Scratch
 from extremax.runtime.threads import resolve_threads, run, split
@@ -58,6 +59,7 @@ _FILTER_BITS = 25  # binary logarithm of the filter's size while it is filled: 4
 _FILTER_FILL = 0.25  # the filter is halved as long as no more of its bits are set
 _MOST_TABLES = 8  # tables of counts that are filled at the same time: at most as many threads
 _GROUP_BLOCKS = 16  # blocks per thread whose rows are made between two calls of `progress`
+_SHARES = 4  # of the texts, that each of several places counts one after the other
 _TASK_ROWS = 4096  # rows that are weighed at a time
 _CACHES = ("idf_", "_weighing")
 _BYTE = 255  # counts from here on are stored apart
@@ -603,20 +605,19 @@ class NgramFeatures(TransformerMixin, BaseEstimator, auto_wrap_output_keys=()): 
         rows: _Rows | None,
     ) -> Seen:
         """Count the n-grams of the training texts by bucket; append the buckets of each text to `rows`."""
-        n_buckets = self.options.n_buckets
-        tables = Scratch(lambda: _empty_seen(n_buckets))
-        blocks = text_blocks(texts)
+        executor = current_executor()
+        if executor.n_places > 1:
+            return self._learn_apart(texts, executor, progress, rows)
         n_threads = min(n_threads, _MOST_TABLES)
+        tables = Scratch(lambda: _empty_seen(self.options.n_buckets))
+        blocks = text_blocks(texts)
         for first, last in split(len(blocks), _GROUP_BLOCKS * n_threads):
             parts: list[Any] = [None] * (last - first)
 
             def learn(i: int, first: int = first, parts: list[Any] = parts) -> None:
                 start, stop = blocks[first + i]
-                found, ends, firsts, own = _group(texts[start:stop], self.options)
-                says = np.empty(stop - start, np.bool_)
                 with tables.use() as seen:
-                    learn_texts(found, ends, start, firsts, own.columns, own.ends, seen, says)
-                parts[i] = _drop(own, says)
+                    parts[i] = _learn_block(texts[start:stop], start, self.options, seen)
 
             run(learn, last - first, n_threads)
             if rows is not None:
@@ -625,11 +626,68 @@ class NgramFeatures(TransformerMixin, BaseEstimator, auto_wrap_output_keys=()): 
                 progress(blocks[last - 1][1], len(texts))
         total, *others = tables.all
         for other in others:
-            earlier = (other.n_texts > 0) & ((total.n_texts == 0) | (other.first[:, 0] < total.first[:, 0]))
-            total.first[earlier] = other.first[earlier]
-            total.n_texts[:] += other.n_texts
-            total.filter[:] |= other.filter
+            _add_seen(total, *_known_buckets(other))
         return total
+
+    def _learn_apart(
+        self,
+        texts: Sequence[str],
+        executor: Executor,
+        progress: Callable[[int, int], None] | None,
+        rows: _Rows | None,
+    ) -> Seen:
+        """Count the n-grams as `_learn` does, on several machines."""
+        total, blocks = _empty_seen(self.options.n_buckets), text_blocks(texts)
+        size = -(-len(blocks) // (_SHARES * executor.n_places))
+        shares = [(blocks[a][0], blocks[b - 1][1]) for a, b in split(len(blocks), size)]
+        tasks = [(list(texts[a:b]), a) for a, b in shares]
+        found = executor.map(_begin_ngrams, (self.options, rows is not None), tasks, 1)
+        for (_, last), (parts, *seen) in zip(shares, found, strict=True):
+            _add_seen(total, *seen)
+            if rows is not None:
+                rows.add(parts)
+            if progress is not None:
+                progress(last, len(texts))
+        return total
+
+
+def _learn_block(texts: Sequence[str], start: int, options: NgramOptions, seen: Seen) -> _Part:
+    """Count the n-grams of a block of texts, the first of which has number `start`; return its rows."""
+    found, ends, firsts, own = _group(texts, options)
+    says = np.empty(len(texts), np.bool_)
+    learn_texts(found, ends, start, firsts, own.columns, own.ends, seen, says)
+    return _drop(own, says)
+
+
+def _begin_ngrams(options: NgramOptions, keeps_rows: bool) -> Work:
+    """Count the n-grams of some texts; return their rows, and what was seen in the buckets that have any."""
+
+    def count(texts: list[str], start: int) -> tuple[list[_Part], Int64, Int32, NDArray[np.uint8]]:
+        seen, parts = _empty_seen(options.n_buckets), []
+        for first, last in text_blocks(texts):
+            part = _learn_block(texts[first:last], start + first, options, seen)
+            if keeps_rows:
+                parts.append(part)
+        return parts, *_known_buckets(seen)
+
+    return count
+
+
+def _known_buckets(seen: Seen) -> tuple[Int64, Int32, NDArray[np.uint8]]:
+    """Return the buckets that any text has, their lines of the table, and the filter."""
+    buckets = np.flatnonzero(seen.n_texts)
+    return buckets, seen.table[buckets], seen.filter
+
+
+def _add_seen(total: Seen, buckets: Int64, lines: Int32, bits: NDArray[np.uint8]) -> None:
+    """Add what was seen in other texts."""
+    known = total.table[buckets]
+    is_earlier = (known[:, 0] == 0) | (lines[:, 1] < known[:, 1])
+    counts = known[:, 0] + lines[:, 0]
+    known[is_earlier] = lines[is_earlier]
+    known[:, 0] = counts
+    total.table[buckets] = known
+    total.filter[:] |= bits
 
 
 def cut_out(text: str, start: int, length: int) -> str:
