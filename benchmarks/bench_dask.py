@@ -1,14 +1,13 @@
-"""A fit on a Dask cluster of this machine against a fit in one process: same bits, seconds of both.
+"""Default fits on a Dask cluster of this machine against fits in one process: bits, seconds, bytes moved.
 
-    python benchmarks/bench_dask.py                      # npm-owner-124k, 2 workers of 1 thread, 20 epochs
-    python benchmarks/bench_dask.py --workers 1 2 3 --epochs 5 --rows route
-    python benchmarks/bench_dask.py --part sparse        # the start of sparse weights alone
+    python benchmarks/bench_dask.py                    # icd10cm texts and eurlex57k, 1 and 2 workers
+    python benchmarks/bench_dask.py --data npm-owner-124k:text --workers 2
 
-"dense": the paper's negative sampling on dense features.  "sparse": the generative start on hashed n-grams.
-Both sides read the features into memory before the clock starts, on the workers as Dask blocks.  Processor
-seconds of the cluster are those of client, scheduler and workers together.  One fit of each side is run first
-on a few rows: kernels are loaded then.  "start s" is what comes before the first epoch; "cluster" is the
-start of scheduler and workers, their imports included.
+A set with ":text" is fitted as texts, others as dense features.  Rows are in memory of the client on both
+sides, and kernels are loaded by a fit on a few rows.  Processor seconds of the cluster are those of client,
+scheduler and workers together; its start, imports included, is not among them.  "moved" are the bytes that
+workers sent to one another, "overhead" is the ratio of processor seconds to those of one process with one
+thread.
 """
 
 from __future__ import annotations
@@ -16,45 +15,30 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import scipy.sparse as sp
 
-from extremax import ExtremeClassifier
-from extremax.dask import DaskExtremeClassifier
-from extremax.solvers import NegativeSampling
+from extremax import ExtremeClassifier, TextClassifier
+from extremax.dask import DaskExtremeClassifier, DaskTextClassifier
 from timing import count, machine, make_parser, write_rows
 
 NAME = "bench_dask"
 _WARM_ROWS = 4000
+_KINDS = {True: (TextClassifier, DaskTextClassifier), False: (ExtremeClassifier, DaskExtremeClassifier)}
 
 
-def load_dense(name: str, tiny: bool) -> tuple[Any, Any]:
-    """Return dense training rows and labels."""
+def load(name: str, tiny: bool) -> tuple[Any, Any, bool]:
+    """Return training rows or texts, their labels, and whether they are texts."""
     import benchmark_data
 
+    name, _, kind = name.partition(":")
+    if kind == "text":
+        texts = benchmark_data.load_texts("planted-texts" if tiny else name)
+        return list(texts.texts["train"]), np.asarray(texts.y["train"]), True
     data = benchmark_data.load("planted-many" if tiny else name)
-    return np.ascontiguousarray(data.X_train, np.float32), np.asarray(data.y_train)
-
-
-def load_sparse(name: str, tiny: bool) -> tuple[Any, Any]:
-    """Return hashed n-grams of training texts, and labels; cached, because hashing takes minutes."""
-    import benchmark_data
-    from extremax.features.ngrams import NgramFeatures
-
-    if tiny:
-        data = benchmark_data.load_texts("planted-texts")
-        return NgramFeatures().fit_transform(data.texts["train"]), np.asarray(data.y["train"])
-    folder = benchmark_data.cache_folder() / f"{name}-ngrams"
-    if not (folder / "y.npy").exists():
-        data = benchmark_data.load_texts(name)
-        folder.mkdir(parents=True, exist_ok=True)
-        X = NgramFeatures().fit_transform(data.texts["train"])
-        sp.save_npz(folder / "X.npz", sp.csr_matrix(X), compressed=False)
-        np.save(folder / "y.npy", np.asarray(data.y["train"]))
-    return sp.csr_array(sp.load_npz(folder / "X.npz")), np.load(folder / "y.npy")
+    return np.ascontiguousarray(data.X_train, np.float32), np.asarray(data.y_train), False
 
 
 def processor_seconds() -> float:
@@ -67,28 +51,9 @@ def cluster_seconds(client: Any) -> float:
     return processor_seconds() + sum(client.run(processor_seconds).values())
 
 
-def load_average() -> str:
-    """Return how many processes wanted a processor in the last minute."""
-    return f"{os.getloadavg()[0]:.1f}"
-
-
-def put_on_workers(client: Any, X: Any, y: Any, n_blocks: int) -> tuple[Any, Any]:
-    """Return X and y as Dask arrays whose blocks are in the memory of the workers."""
-    import dask.array as da
-    from distributed import wait
-
-    size = -(-X.shape[0] // n_blocks)
-    workers = sorted(client.nthreads())
-    parts, labels = [], []
-    for i in range(n_blocks):
-        cut = slice(i * size, (i + 1) * size)
-        placed = client.scatter([X[cut], y[cut]], workers=[workers[i % len(workers)]])
-        rows = min((i + 1) * size, X.shape[0]) - i * size
-        meta = X[:0] if sp.issparse(X) else np.empty((0, 0), np.float32)
-        parts.append(da.from_delayed(placed[0], (rows, X.shape[1]), np.float32, meta=meta))
-        labels.append(da.from_delayed(placed[1], (rows,), y.dtype))
-        wait(placed)
-    return da.concatenate(parts), da.concatenate(labels)
+def bytes_sent(dask_worker: Any) -> int:
+    """Return the bytes that a worker has sent to others."""
+    return int(dask_worker.transfer_outgoing_bytes_total)
 
 
 def same_bits(found: Any, local: Any) -> bool:
@@ -97,85 +62,68 @@ def same_bits(found: Any, local: Any) -> bool:
     return all(ours[name].tobytes() == theirs[name].tobytes() for name in theirs)
 
 
+def make(kind: type[Any], n_jobs: int | None, **more: Any) -> Any:
+    """Return a default estimator with a seed."""
+    classifier = ExtremeClassifier(random_state=0, n_jobs=n_jobs)
+    if issubclass(kind, TextClassifier):
+        return kind(classifier, **more)
+    return kind(**classifier.get_params(deep=False), **more)
+
+
+def time_local(X: Any, y: Any, kind: type[Any]) -> tuple[Any, dict[str, Any]]:
+    """Fit in this process on one thread; return the model and its seconds."""
+    make(kind, 1).fit(X[:_WARM_ROWS], y[:_WARM_ROWS])
+    began, processor = time.perf_counter(), processor_seconds()
+    local = make(kind, 1).fit(X, y)
+    return local, {
+        "wall s": time.perf_counter() - began,
+        "processor s": processor_seconds() - processor,
+    }
+
+
 def time_cluster(
-    X: Any, y: Any, n_workers: int, options: dict[str, Any], check: Callable[[Any], bool], processes: bool
+    X: Any, y: Any, n_workers: int, kind: type[Any], local: Any, processes: bool
 ) -> dict[str, Any]:
-    """Fit on a cluster; return seconds, and whether the model is that of one process."""
+    """Fit on a cluster; return seconds, bytes, and whether the model is that of one process."""
     from distributed import Client, LocalCluster
 
     silent = {"dashboard_address": ":0", "silence_logs": logging.CRITICAL, "processes": processes}
-    began, processor = time.perf_counter(), processor_seconds()
     with (
         LocalCluster(n_workers=n_workers, threads_per_worker=1, **silent) as cluster,
         Client(cluster) as client,
     ):
-        cluster_wall = time.perf_counter() - began
-        cluster_processor = cluster_seconds(client) - processor
-        warm_X, warm_y = put_on_workers(client, X[:_WARM_ROWS], y[:_WARM_ROWS], 2 * n_workers)
-        DaskExtremeClassifier(client, **{**options, "n_epochs": min(1, options["n_epochs"])}).fit(
-            warm_X, warm_y
-        )
-        blocks, labels = put_on_workers(client, X, y, 4 * n_workers)
+        make(kind, None, client=client).fit(X[:_WARM_ROWS], y[:_WARM_ROWS])
         began, processor = time.perf_counter(), cluster_seconds(client)
-        clf = DaskExtremeClassifier(client, **options).fit(blocks, labels)
+        sent = sum(client.run(bytes_sent).values())
+        clf = make(kind, None, client=client).fit(X, y)
         wall, processor = time.perf_counter() - began, cluster_seconds(client) - processor
-        same = str(check(clf.to_local()))
-        start = clf.history_[0]["seconds"]
-    of_cluster = {"cluster wall s": cluster_wall, "cluster processor s": cluster_processor}
-    return {"wall s": wall, "processor s": processor, "start s": start, **of_cluster, "same bits": same}
-
-
-def time_local(X: Any, y: Any, options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """Fit in this process; return the model and its seconds."""
-    given = {name: value for name, value in options.items() if name != "rows"}
-    ExtremeClassifier(**{**given, "n_epochs": min(1, given["n_epochs"])}).fit(X[:_WARM_ROWS], y[:_WARM_ROWS])
-    began, processor = time.perf_counter(), processor_seconds()
-    local = ExtremeClassifier(n_jobs=2, **given).fit(X, y)
-    figures = {"wall s": time.perf_counter() - began, "processor s": processor_seconds() - processor}
-    return local, {**figures, "start s": local.history_[0]["seconds"]}
-
-
-def compare(
-    part: str, X: Any, y: Any, options: dict[str, Any], workers: Sequence[int], *, tiny: bool
-) -> None:
-    """Print one line for the fit in one process and one for each cluster."""
-    before = load_average()
-    local, alone = time_local(X, y, options)
-    write_rows(NAME, [{"case": f"{part}, one process of 2 threads", **alone, "load before": before}])
-    for n_workers in workers:
-        before = load_average()
-        found = time_cluster(X, y, n_workers, options, lambda model: same_bits(model, local), not tiny)
-        ratios = {}
-        for name in ("wall", "processor"):
-            ratios[f"{name} ratio"] = found[f"{name} s"] / alone[f"{name} s"]
-            with_cluster = found[f"{name} s"] + found[f"cluster {name} s"]
-            ratios[f"{name} ratio with cluster"] = with_cluster / alone[f"{name} s"]
-        case = f"{part}, {count(n_workers, 'worker')} of 1 thread, rows={options.get('rows', 'auto')}"
-        write_rows(NAME, [{"case": case, **found, **ratios, "load before": before}])
+        sent = sum(client.run(bytes_sent).values()) - sent
+        return {
+            "wall s": wall,
+            "processor s": processor,
+            "moved MB": sent / 1e6,
+            "same bits": str(same_bits(clf, local)),
+        }
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     parser = make_parser(__doc__)
-    parser.add_argument("--data", default="npm-owner-124k")
-    parser.add_argument("--part", choices=("dense", "sparse"), nargs="*", default=["dense", "sparse"])
-    parser.add_argument("--workers", type=int, nargs="*", default=[2])
-    parser.add_argument("--epochs", type=int, default=20)
-    parser.add_argument("--noise", default="tree")
-    parser.add_argument("--rows", default="auto")
+    parser.add_argument("--data", nargs="*", default=["icd10cm:text", "eurlex57k"])
+    parser.add_argument("--workers", type=int, nargs="*", default=[1, 2])
     args = parser.parse_args(argv)
-    if args.tiny:
-        args.epochs, args.workers = 1, args.workers[:1]
     print(machine())
-    if "dense" in args.part:
-        X, y = load_dense(args.data, args.tiny)
-        options = {"solver": NegativeSampling(noise=args.noise), "n_epochs": args.epochs}
-        compare(
-            "dense", X, y, {**options, "rows": args.rows, "random_state": 0}, args.workers, tiny=args.tiny
-        )
-    if "sparse" in args.part:
-        X, y = load_sparse(args.data, args.tiny)
-        options = {"solver": "sparse_softmax", "n_epochs": 0, "random_state": 0}
-        compare("sparse", X, y, options, args.workers, tiny=args.tiny)
+    for name in args.data:
+        X, y, is_text = load(name, args.tiny)
+        alone, on_dask = _KINDS[is_text]
+        local, figures = time_local(X, y, alone)
+        load_before = {"load": f"{os.getloadavg()[0]:.1f}"}
+        write_rows(NAME, [{"case": f"{name}, one process of 1 thread", **figures, **load_before}])
+        for n_workers in args.workers[:1] if args.tiny else args.workers:
+            found = time_cluster(X, y, n_workers, on_dask, local, not args.tiny)
+            ratio = {"overhead": found["processor s"] / figures["processor s"]}
+            case = f"{name}, {count(n_workers, 'worker')} of 1 thread"
+            load_before = {"load": f"{os.getloadavg()[0]:.1f}"}
+            write_rows(NAME, [{"case": case, **found, **ratio, **load_before}])
 
 
 if __name__ == "__main__":

@@ -112,3 +112,13 @@ def word_rows(n_rows, n_classes, n_words=1500, *, length=12, topic=0.35, seed=0,
     lengths = np.sqrt(np.asarray(X.multiply(X).sum(axis=1)).ravel())
     X.data /= np.repeat(lengths, np.diff(X.indptr)).astype(np.float32)
     return X, y
+
+
+def short_texts(n_rows, n_classes, seed=0):
+    """Return texts of five words, two of which tell the class, and the classes."""
+    rng = np.random.default_rng(seed)
+    words = np.array([f"{'aeiou'[i % 5]}{i:x}{'bdfgk'[i % 7 % 5]}{i * 7 % 13}" for i in range(8 * n_classes)])
+    y = rng.integers(n_classes, size=n_rows)
+    own = 5 * y[:, None] + rng.integers(5, size=(n_rows, 2))
+    chosen = np.hstack([own, rng.integers(len(words), size=(n_rows, 3))])
+    return [" ".join(row) for row in words[chosen].tolist()], y.tolist()

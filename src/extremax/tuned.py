@@ -147,8 +147,6 @@ class SparseConfig:
     min_features: int = 1024  # columns from which "auto" trains sparse weights on a sparse matrix ...
     max_density: float = 0.05  # ... of at most this fraction of non-zero entries
 
-    one_worker_entries: int = 20_000_000  # of X, up to which one worker of a cluster fits alone
-
     # start
     bucket_edges: tuple[int, ...] = (2, 4, 16, 100, 1000)  # classes that have a feature
     smoothing: tuple[float, ...] = (0.01, 1.0, 100.0)  # a, in mean rows: first guesses, then a walk by ...

@@ -1,9 +1,12 @@
-"""`DaskExtremeClassifier` on worker processes: the bits of one machine, whatever happens to a worker."""
+"""Estimators on Dask workers: the models of one machine, whatever happens to a worker."""
 
 from __future__ import annotations
 
+import copy
+import json
 import logging
 import os
+import pickle
 import signal
 import sys
 from itertools import pairwise
@@ -11,37 +14,22 @@ from itertools import pairwise
 import numpy as np
 import pytest
 from scipy import sparse
+from sklearn.base import clone
+from sklearn.model_selection import GridSearchCV
 
-from extremax import ExtremeClassifier, load_model
-from extremax.errors import ModelFileError, TrainingInterruptedWarning
-from extremax.solvers import NegativeSampling
-from extremax.tuned import DEFAULTS, replace_numbers
-from planted import around_means
+from extremax import ExtremeClassifier, TextClassifier, load_model
+from extremax.errors import NotEnoughMemoryError
+from planted import around_means, short_texts
+from same_models import assert_same_model
 
 da = pytest.importorskip("dask.array")
+bag = pytest.importorskip("dask.bag")
 distributed = pytest.importorskip("distributed")
-from extremax.dask import DaskExtremeClassifier  # noqa: E402 (needs Dask)
+from extremax.dask import DaskExtremeClassifier, DaskTextClassifier, executor  # noqa: E402 (they need Dask)
+from extremax.dask.classifier import _require_room  # noqa: E402
+from extremax.dask.prediction import SavedModelAt, predict_block  # noqa: E402
 
-N_ROWS, N_FEATURES, N_CLASSES = 900, 21, 50
-
-
-def settings(noise="tree", **more):
-    """Return parameters of a classifier that draws negatives for each row."""
-    return {"solver": NegativeSampling(noise=noise, batch_size=48), "n_epochs": 2, "random_state": 3, **more}
-
-
-# One worker would fit so small a problem alone.
-SHARED_WORK = replace_numbers(
-    DEFAULTS, sparse={"one_worker_entries": 0, "min_features": 64, "few_classes": 5}
-)
-
-
-class SharedWork(ExtremeClassifier):
-    _numbers = SHARED_WORK
-
-
-class DaskSharedWork(DaskExtremeClassifier):
-    _numbers = SHARED_WORK
+N_ROWS, N_FEATURES, N_CLASSES = 900, 12, 40
 
 
 @pytest.fixture(
@@ -72,134 +60,134 @@ def client(cluster):
 @pytest.fixture(scope="module")
 def problem():
     X, y = around_means(N_ROWS, N_CLASSES, N_FEATURES, seed=1)
-    labels = np.array([f"class {i}" for i in range(N_CLASSES)])[y]
-    return X, labels
+    return X, np.array([f"class {i}" for i in range(N_CLASSES)])[y]
 
 
 @pytest.fixture(scope="module")
-def words():
-    """Sparse rows of 50 classes in 300 columns, of uneven lengths."""
-    rng = np.random.default_rng(2)
-    y = rng.integers(N_CLASSES, size=1500)
-    X = sparse.random_array((1500, 300), density=0.03, rng=rng, format="lil", dtype=np.float32)
-    X[np.arange(1500), y * 6 + rng.integers(3, size=1500)] = 1.0
-    X[17] = X[17] * 40.0  # far longer than others
-    return sparse.csr_array(X, dtype=np.float32), y
-
-
-def as_sparse(X):
-    return sparse.csr_array(np.where(X > 0.3, X, 0.0).astype(np.float32))
-
-
-def sparse_blocks(X, sizes):
-    """A Dask array of CSR blocks, and the blocks."""
-    from dask import delayed
-
-    ends = np.cumsum([0, *sizes])
-    blocks = [X[a:b] for a, b in pairwise(ends)]
-    parts = [da.from_delayed(delayed(block), block.shape, np.float32, meta=X[:0]) for block in blocks]
-    return da.concatenate(parts), blocks
-
-
-def assert_same_model(found, local):
-    """Compare weights, accumulators, noise and calibration, bit for bit."""
-    ours, theirs = found._fitted.state.state().arrays, local._fitted.state.state().arrays
-    parts, expected = found.model_.components(), local.model_.components()
-    assert parts.keys() == expected.keys()
-    for name, part in expected.items():
-        ours |= {f"{name}.{key}": array for key, array in parts[name].arrays.items()}
-        theirs |= {f"{name}.{key}": array for key, array in part.arrays.items()}
-        assert parts[name].header == part.header, name
-    assert ours.keys() == theirs.keys()
-    for name, array in theirs.items():
-        assert ours[name].dtype == array.dtype, name
-        assert ours[name].tobytes() == np.ascontiguousarray(array).tobytes(), name
-    assert list(found.classes_) == list(local.classes_)
-    assert found.model_.chosen == local.model_.chosen
-    assert found.model_.describe() == local.model_.describe()
-
-
-@pytest.mark.invariance
-@pytest.mark.parametrize(
-    ("noise", "rows", "is_sparse"),
-    [
-        ("uniform", "replicate", False),
-        ("frequency", "route", True),
-        ("tree", "route", False),
-        pytest.param("frequency", "replicate", False, marks=pytest.mark.slow),
-        pytest.param("uniform", "replicate", True, marks=pytest.mark.slow),
-        pytest.param("tree", "replicate", True, marks=pytest.mark.slow),
-        pytest.param("mixture", "replicate", False, marks=pytest.mark.slow),
-    ],
-)
-def test_two_workers_make_the_model_of_one_machine(client, problem, noise, rows, is_sparse) -> None:
+def fitted(client, problem):
+    """A model of the dense default on both sides, with weights."""
     X, labels = problem
     weight = np.random.default_rng(0).uniform(0.5, 2.0, N_ROWS)
-    given = da.from_array(X, chunks=(211, N_FEATURES))
-    if is_sparse:
-        X = as_sparse(X)
-        given, _ = sparse_blocks(X, [1, 400, 211, 288])
-    local = ExtremeClassifier(**settings(noise)).fit(X, labels, weight)
-    clf = DaskExtremeClassifier(client, rows=rows, **settings(noise))
-    clf.fit(given, da.from_array(labels, chunks=150), da.from_array(weight, chunks=900))
-    assert_same_model(clf.to_local(), local)
-    losses = [record["loss"] for record in clf.history_[1:]]
-    assert losses == pytest.approx([record["loss"] for record in local.history_[1:]], rel=1e-6)
+    local = dense(ExtremeClassifier).fit(X, labels, weight)
+    clf = dense(DaskExtremeClassifier, client=client)
+    clf.fit(
+        da.from_array(X, chunks=(211, N_FEATURES)),
+        da.from_array(labels, chunks=150),
+        da.from_array(weight, chunks=900),
+    )
+    return clf, local
+
+
+def dense(kind, **more):
+    """The default of many dense rows, on few."""
+    return kind("candidate_softmax", random_state=3, **more)
+
+
+def as_bag(values, n_parts=3):
+    return bag.from_sequence(values, npartitions=n_parts)
+
+
+# -- the model of one machine
 
 
 @pytest.mark.invariance
-def test_uneven_columns_and_class_weights(client, problem) -> None:
+def test_two_workers_make_the_dense_model_of_one_machine(fitted, cluster) -> None:
+    assert_same_model(*fitted)
+    named = {name for name in cluster.scheduler.task_prefixes if name.startswith("extremax-")}
+    assert {"extremax-fit", "extremax-proposals", "extremax-training", "extremax-count-bytes"} <= named
+
+
+@pytest.mark.invariance
+def test_default_with_rows_to_validate_on(client, problem) -> None:
+    """What `auto` takes for few rows; early stopping by rows of another collection; an indicator matrix."""
     X, labels = problem
-    X = X * np.where(np.arange(N_FEATURES) == 3, 1e3, 1.0).astype(np.float32) + np.float32(4.0)
-    X[5] *= 1e5
-    parameters = settings("uniform", class_weight="balanced")
-    local = ExtremeClassifier(**parameters).fit(X, labels)
-    clf = DaskExtremeClassifier(client, n_shards=5, **parameters)
-    clf.fit(da.from_array(X, chunks=(437, -1)), da.from_array(labels, chunks=437))
-    assert local._fitted.state.scaling is not None
-    assert_same_model(clf.to_local(), local)
+    number = np.unique(labels, return_inverse=True)[1]
+    y = np.stack([(number % 8 == i) | (number == i) for i in range(9)], axis=1).astype(np.int8)
+    local = ExtremeClassifier(random_state=0, patience=1)
+    local.fit(X[:600], y[:600], eval_set=(X[600:], y[600:]))
+    clf = DaskExtremeClassifier(random_state=0, patience=1, client=client)
+    blocks, indicator = da.from_array(X, chunks=(200, -1)), da.from_array(y, chunks=(100, -1))
+    clf.fit(blocks[:600], indicator[:600], eval_set=(blocks[600:], indicator[600:]))
+    assert "valid_log_likelihood" in clf.history_[-1]
+    assert_same_model(clf, local)
 
 
 @pytest.mark.invariance
-@pytest.mark.parametrize("factor", [37.0, pytest.param(1.0, marks=pytest.mark.slow)])
-def test_the_sparse_start_is_one_sum(client, words, factor) -> None:
-    import dask.bag
+@pytest.mark.parametrize("several", [False, True])
+def test_two_workers_make_the_text_model_of_one_machine(client, several) -> None:
+    texts, y = short_texts(1000, 60)
+    labels = [[a, (a + 1) % 60] for a in y] if several else y
+    options = {"class_texts": {3: "the third of all", 60: ["one more", "without a row"]}} if several else {}
+    local = TextClassifier(ExtremeClassifier(random_state=0)).fit(texts, labels, **options)
+    clf = DaskTextClassifier(ExtremeClassifier(random_state=0), client=client)
+    clf.fit(as_bag(texts), as_bag(labels), **options)
+    assert_same_model(clf, local)
+    theirs = local.features_.state().arrays
+    for name, array in clf.features_.state().arrays.items():
+        np.testing.assert_array_equal(array, theirs[name], err_msg=name)
+    assert clf.predict(as_bag(texts)).compute() == local.predict(texts).tolist()
+    best = clf.predict_topk(as_bag(texts[:10]), k=2).compute()
+    assert [pair[0].tolist() for pair in best] == local.predict_topk(texts[:10], k=2)[0].tolist()
+    assert clf.classifier_.n_jobs is None
+    assert clf.classifier_.memory_limit is None
+    assert clf.explain(texts[0]).label == local.explain(texts[0]).label
 
-    X, y = words
-    X = X * np.float32(factor)
-    if factor != 1.0:
-        X.data[::97] = 0.0  # stored zeros, which are left out
-    local = SharedWork("sparse_softmax", n_epochs=0, random_state=1).fit(X, y)
-    cuts = [slice(0, 700), slice(700, 703), slice(703, 1200), slice(1200, None)]
-    bag = dask.bag.from_sequence([X[cut] for cut in cuts], npartitions=3)
-    labels = dask.bag.from_sequence([y[cut] for cut in cuts], npartitions=3)
-    clf = DaskSharedWork(client, solver="sparse_softmax", random_state=1).fit(bag, labels)
-    assert local.choices_["limited_rows"] == 1
-    assert "included_rows" in local.choices_
-    found = clf.to_local()
-    assert_same_model(found, local)
-    assert found.history_[-1]["held_out_accuracy"] == local.history_[-1]["held_out_accuracy"]
-    assert (np.concatenate(clf.predict(bag).compute()) == local.predict(X)).all()
 
-
-@pytest.mark.slow
 @pytest.mark.invariance
-def test_a_small_sparse_problem_is_left_to_one_worker(client, words) -> None:
-    X, y = words[0][:400], words[1][:400]
+def test_sparse_blocks_and_bags(client) -> None:
+    rng = np.random.default_rng(2)
+    y = rng.integers(N_CLASSES, size=1500)
+    X = sparse.random_array((1500, 2500), density=0.01, rng=rng, format="lil", dtype=np.float32)
+    X[np.arange(1500), y * 6 + rng.integers(3, size=1500)] = 1.0
+    X = sparse.csr_array(X, dtype=np.float32)
     local = ExtremeClassifier("sparse_softmax", random_state=1).fit(X, y)
-    given, _ = sparse_blocks(X, [150, 180, 70])
-    clf = DaskExtremeClassifier(client, random_state=1, solver="sparse_softmax")
-    clf.fit(given, da.from_array(y, chunks=100))
-    assert_same_model(clf.to_local(), local)
+    cuts = [slice(a, b) for a, b in pairwise([0, 700, 703, 1200, 1500])]
+    rows, labels = as_bag([X[cut] for cut in cuts]), as_bag([y[cut] for cut in cuts])
+    clf = DaskExtremeClassifier("sparse_softmax", random_state=1, client=client).fit(rows, labels)
+    assert_same_model(clf, local)
+    assert (np.concatenate(clf.predict(rows).compute()) == local.predict(X)).all()
 
 
 @pytest.mark.invariance
-def test_predictions_are_lazy_and_those_of_one_machine(client, problem, tmp_path) -> None:
+def test_files_and_frames(client, problem, tmp_path) -> None:
+    pd, dd = pytest.importorskip("pandas"), pytest.importorskip("dask.dataframe")
+    pytest.importorskip("pyarrow")
     X, labels = problem
-    clf = DaskExtremeClassifier(client, **settings("tree"))
+    rows = tmp_path / "rows"
+    rows.mkdir()
+    np.savez(rows / "a.npz", X=X[:350], y=labels[:350])
+    pd.DataFrame({"label": labels[350:], "vector": list(X[350:])}).to_parquet(rows / "b.parquet")
+    local = ExtremeClassifier("nce", n_epochs=1, random_state=0).fit(X, labels)
+    clf = DaskExtremeClassifier("nce", n_epochs=1, random_state=0, client=client)
+    assert_same_model(clf.fit(rows), local)
+
+    table = pd.DataFrame(X, columns=[f"f{i}" for i in range(N_FEATURES)]).assign(kind=labels)
+    local = ExtremeClassifier("nce", n_epochs=1, random_state=0).fit(table, "kind")
+    frame = dd.from_pandas(table, npartitions=3)
+    assert_same_model(clf.fit(frame, "kind"), local)
+    assert clf.feature_names_in_.tolist() == local.feature_names_in_.tolist()
+    inputs = table.drop(columns="kind")
+    assert (clf.predict(frame.drop(columns="kind")).compute() == local.predict(inputs)).all()
+
+    texts, y = short_texts(300, 10)
+    names = [[f"k{a}"] if i % 3 else [f"k{a}", "often"] for i, a in enumerate(y)]
+    folder = tmp_path / "texts"
+    folder.mkdir()
+    for number, cut in enumerate((slice(0, 130), slice(130, 300))):
+        lines = [json.dumps({"text": t, "labels": n}) for t, n in zip(texts[cut], names[cut], strict=True)]
+        (folder / f"{number}.jsonl").write_text("\n".join(lines))
+    local = TextClassifier(ExtremeClassifier(random_state=0)).fit(texts, names)
+    clf = DaskTextClassifier(ExtremeClassifier(random_state=0), client=client).fit(folder)
+    assert_same_model(clf, local)
+
+
+# -- what is done with it
+
+
+@pytest.mark.invariance
+def test_predictions_are_lazy_and_those_of_one_machine(fitted, problem, client) -> None:
+    (clf, local), (X, labels) = fitted, problem
     blocks, y = da.from_array(X, chunks=(400, -1)), da.from_array(labels, chunks=400)
-    clf.fit(blocks, y)
-    local = clf.to_local()
     cuts = [X[:400], X[400:800], X[800:]]  # a matrix product may round otherwise with other rows beside
     for method in ("predict", "predict_proba", "predict_log_proba"):
         lazy = getattr(clf, method)(blocks)
@@ -215,291 +203,158 @@ def test_predictions_are_lazy_and_those_of_one_machine(client, problem, tmp_path
         assert (ours == np.concatenate(theirs)).all()
     assert clf.log_likelihood(blocks, y) == pytest.approx(local.log_likelihood(X, labels), rel=1e-6)
     assert clf.score(blocks, y) == pytest.approx(local.score(X, labels))
-    # rows whose number is not known
-    some = blocks[blocks[:, 0] > 0.0]
-    assert (clf.predict(some).compute() == local.predict(X[X[:, 0] > 0.0])).all()
+    some = blocks[blocks[:, 0] > np.quantile(X[:400, 0], 0.9)]  # rows whose number is not known
+    assert (clf.predict(some).compute() == local.predict(some.compute())).all()
+    none = blocks[blocks[:, 0] > X.max() + 1.0]
+    assert clf.predict(none).compute().tolist() == []
+    assert clf.predict_topk(none, k=2)[1].compute().shape == (0, 2)
+    assert (clf.predict(X[:5]) == local.predict(X[:5])).all()  # rows in memory
 
+
+def test_a_saved_model_is_opened_on_the_workers(fitted, problem, client, tmp_path) -> None:
+    (clf, local), (X, _) = fitted, problem
     clf.save(tmp_path / "model")
-    assert sorted(path.name for path in (tmp_path / "model").glob("shards-0/shard-*")) == [
-        "shard-0000",
-        "shard-0001",
-    ]
     opened = load_model(tmp_path / "model", verify=True)
+    assert type(opened) is ExtremeClassifier
     assert (opened.predict_proba(X) == local.predict_proba(X)).all()
-    assert (opened.predict_topk(X, k=3, search="beam")[1] == local.predict_topk(X, 3, search="beam")[1]).all()
-    assert (clf.predict(blocks).compute() == local.predict(X)).all()  # from the folder
+    blocks = da.from_array(X, chunks=(400, -1))
     again = DaskExtremeClassifier.open(tmp_path / "model", client)
+    assert isinstance(again._remote[1], SavedModelAt)
     assert (again.predict(blocks).compute() == local.predict(X)).all()
-    assert_same_model(opened.partial_fit(X, labels), local.partial_fit(X, labels))
-    local.save(tmp_path / "whole")
-    opened.save(tmp_path / "joined")
-    assert not list((tmp_path / "joined").glob("shard-*"))
+    with pytest.raises(ValueError, match="holds a ExtremeClassifier; DaskTextClassifier opens"):
+        DaskTextClassifier.open(tmp_path / "model", client)
 
 
-@pytest.mark.invariance
-def test_a_folder_of_files(client, problem, tmp_path) -> None:
+def test_copies_have_the_client_and_pickles_have_not(fitted, problem) -> None:
+    clf, _ = fitted
+    copied = clone(clf)
+    assert copied.client is clf.client
+    assert not copied.__sklearn_is_fitted__()
+    again = pickle.loads(pickle.dumps(clf))
+    assert again.client is None
+    assert (again.predict(problem[0]) == clf.predict(problem[0])).all()
+    assert copy.deepcopy(clf).get_params(deep=False) == {**clf.get_params(deep=False), "client": None}
+    text = DaskTextClassifier(client=clf.client).set_params(classifier__n_epochs=3)
+    assert clone(text).classifier.n_epochs == 3
+
+
+def test_a_grid_search_of_rows_in_memory(client, problem) -> None:
     X, labels = problem
-    np.savez(tmp_path / "a.npz", X=X[:350], y=labels[:350])
-    pa = pytest.importorskip("pyarrow")
-    from pyarrow import parquet
+    grid = {"solver__learning_rate": [0.01, 0.3]}
+    kind = {"n_epochs": 1, "random_state": 0}
+    searches = [
+        GridSearchCV(each.with_solver("nce", **kind), grid, cv=2).fit(X, labels)
+        for each in (ExtremeClassifier, DaskExtremeClassifier)
+    ]
+    expected, found = (search.cv_results_["mean_test_score"] for search in searches)
+    assert found.tolist() == expected.tolist()
 
-    columns = {"label": labels[350:].tolist(), "vector": X[350:].tolist()}
-    parquet.write_table(pa.table(columns), tmp_path / "b.parquet")
-    local = ExtremeClassifier(**settings("uniform")).fit(X, labels)
-    clf = DaskExtremeClassifier(client, **settings("uniform")).fit(tmp_path)
-    assert_same_model(clf.to_local(), local)
 
-
-@pytest.mark.invariance
-def test_interrupted_training_keeps_the_model(client, problem) -> None:
+def test_further_training_leaves_the_model_of_the_workers(fitted, problem, client) -> None:
     X, labels = problem
-    parameters = settings("uniform", n_epochs=4)
-    given = da.from_array(X, chunks=(450, -1)), da.from_array(labels, chunks=450)
-    seen = []
-
-    def press(record) -> None:
-        seen.append(clf.to_local().model_.n_epochs)
-        if record["epoch"] == 2:
-            os.kill(os.getpid(), signal.SIGINT)
-
-    clf = DaskExtremeClassifier(client, **parameters)
-    with pytest.warns(TrainingInterruptedWarning, match="interrupted after 2 epochs; the model is kept"):
-        clf.fit(*given, callbacks=[press])
-    assert seen == [1, 2]
-    assert clf.interrupted_
-    assert [record["epoch"] for record in clf.history_] == [0, 1, 2]
-    found = clf.to_local()
-    assert found.interrupted_
-    assert (clf.predict(given[0]).compute() == found.predict(X)).all()
-    whole = ExtremeClassifier(**parameters).fit(X, labels)
-    assert_same_model(found.resume_fit(X, labels), whole)
-
-    def fail(record) -> None:
-        raise KeyError("of the callback")
-
-    cut = ExtremeClassifier(**parameters)
-    with pytest.raises(KeyError, match="of the callback"):
-        cut.fit(X, labels, callbacks=[fail])
-    with pytest.raises(KeyError, match="of the callback"):
-        clf.fit(*given, callbacks=[fail])
-    assert not clf.interrupted_
-    assert_same_model(clf.to_local(), cut)
-    with pytest.raises(ValueError, match="sample_weight"):
-        clf.fit(*given, da.full(N_ROWS, -1.0, chunks=450))
-    assert not hasattr(clf, "classes_")  # nothing of an earlier fit
-    assert not hasattr(clf, "seed_")
+    blocks = da.from_array(X, chunks=(400, -1))
+    clf = dense(DaskExtremeClassifier, client=client, n_epochs=1)
+    clf.fit(blocks, da.from_array(labels, chunks=400))
+    before = clf.predict_proba(blocks).compute()
+    local = clf.to_local()
+    assert type(local) is ExtremeClassifier
+    local.partial_fit(X[::2], labels[::2])
+    assert (clf.predict_proba(blocks).compute() == before).all()
+    clf.partial_fit(X[::2], labels[::2])
+    assert_same_model(clf, local)
+    cuts = [X[:400], X[400:800], X[800:]]
+    expected = np.concatenate([local.predict_proba(rows) for rows in cuts])
+    assert (clf.predict_proba(blocks).compute() == expected).all()
 
 
-class Here:
-    """A job whose tasks run at once, in this process and without copies."""
-
-    lone_threads = task_threads = 1
-
-    def __init__(self) -> None:
-        self.client, self.cancelled = self, []
-
-    def submit(self, function, *arguments, **_):
-        return function(*arguments)
-
-    def gather(self, values):
-        return values
-
-    def cancel(self, futures) -> None:
-        self.cancelled += futures
+def test_warnings_of_the_fit_arrive(client, problem) -> None:
+    X, labels = problem
+    given = [[label] if i else [] for i, label in enumerate(labels)]
+    with pytest.warns(UserWarning, match="rows of y have no label"):
+        DaskExtremeClassifier("nce", n_epochs=1, client=client).fit(as_bag([X]), as_bag(given, 1))
 
 
-@pytest.mark.invariance
-def test_a_step_that_is_interrupted_leaves_the_one_before(monkeypatch) -> None:
-    from extremax.dask import row_fit
-    from extremax.runtime.interrupts import Interrupts
-
-    class Interrupted(row_fit.RowFit):
-        def _wait(self, futures) -> None:
-            raise KeyboardInterrupt
-
-    left = []
-    monkeypatch.setattr(row_fit, "leave_epoch", lambda plan, shard: left.append(shard) or f"{shard} left")
-    for inside in (False, True):
-        fit = Interrupted(Here(), None, None, 0, 2, True, shards=["a", "b"])
-        fit._inside_epoch = inside
-        with pytest.raises(KeyboardInterrupt):
-            fit._finish_step(["c", "d"], Interrupts(), inside_epoch=True)
-        assert fit.job.cancelled == ["c", "d"]
-        assert fit.shards == (["a left", "b left"] if inside else ["a", "b"])
-    assert left == ["a", "b"]
-
-
-@pytest.mark.invariance
-def test_a_local_model_shares_nothing_with_the_worker(words) -> None:
-    """A worker in this process hands over the object itself: training it must not change the worker's."""
-    from extremax.dask.sparse_fit import OneWorkerFit
-
-    X, y = words[0][:300], words[1][:300]
-    given = SharedWork("sparse_softmax", n_epochs=0, random_state=1).fit(X, y)
-    clf = DaskExtremeClassifier(solver="sparse_softmax", random_state=1)
-    clf._job, clf.classes_, clf.n_features_in_ = Here(), given.classes_, X.shape[1]
-    clf.seed_, clf._large_columns = 1, None
-    clf._fit = OneWorkerFit(Here(), given.model_.config, given.history_, given._fitted)
-    first = clf.to_local()
-    first.partial_fit(X[::2], y[::2])
-    first.history_[0]["epoch"] = 17
-    assert first.model_.n_epochs == 1
-    again = clf.to_local()
-    assert again.model_.n_epochs == 0
-    assert_same_model(again, given)
-    assert again.history_ == given.history_
+# -- faults
 
 
 # After the tests on threads, which compile what the three processes would each compile for themselves.
 @pytest.mark.invariance
-def test_a_killed_worker_changes_no_bit(problem) -> None:
+def test_killed_workers_change_no_bit(problem, tmp_path) -> None:
+    """First one that helps is killed, then the one of the fit, which starts again on another."""
     X, labels = problem
-    parameters = settings("tree", n_epochs=4)
-    local = ExtremeClassifier(**parameters).fit(X, labels)
-    killed = []
+    local = dense(ExtremeClassifier, n_epochs=3).fit(X, labels)
 
     def kill(record) -> None:
-        if record["epoch"] == 2:
-            address, pid = sorted(client.run(os.getpid).items())[0]
-            os.kill(pid, signal.SIGKILL)
-            killed.append(address)
+        helper, fit = tmp_path / "helper", tmp_path / "fit"
+        if record["epoch"] == 1 and not helper.exists():
+            helper.touch()
+            os.kill(next(pid for pid in pids if pid != os.getpid()), signal.SIGKILL)
+        elif record["epoch"] == 2 and not fit.exists():
+            fit.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
 
     with start_cluster(2, processes=True) as cluster, distributed.Client(cluster) as client:
-        assert len(client.nthreads()) == 2
-        clf = DaskExtremeClassifier(client, **parameters)
+        pids = list(client.run(os.getpid).values())
+        clf = dense(DaskExtremeClassifier, n_epochs=3, client=client)
         clf.fit(da.from_array(X, chunks=(130, -1)), da.from_array(labels, chunks=130), callbacks=[kill])
-        assert len(killed) == 1
-        assert len(clf._fit.shards) == 2
-        assert len(clf.history_) == 5
-        assert_same_model(clf.to_local(), local)
-
-
-# -- model folders -----------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def sharded_folder(tmp_path):
-    """A sharded model, written without a cluster."""
-    from extremax.dask.row_fit import Head, Start, _Elsewhere
-    from extremax.dask.shards import Plan
-    from extremax.solvers.optimizers import Tables
-    from extremax.storage.models import save_model, save_shard
-
-    X, y = around_means(200, 12, 6)
-    local = ExtremeClassifier(**settings("uniform")).fit(X, y)
-    state, model = local._fitted.state, local.model_
-    plan = Plan(model.config, 3, 200, 6, 12, (0, 5, 12), 200.0, state.feature_scale)
-    head = Head(plan, None, {}, local.history_)
-    start = Start(state.noise, {}, None, None)
-    empty = head.train_state(start, _Elsewhere(plan))
-
-    def write(folder) -> int:
-        for i, (a, b) in enumerate(((0, 5), (5, 12))):
-            names = ("weights", "biases", "squares", "bias_squares")
-            save_shard(folder, i, a, Tables(*(getattr(state.tables, name)[a:b] for name in names)))
-        return 2
-
-    def save(path=tmp_path / "model"):
-        save_model(
-            path,
-            head.model(empty, _Elsewhere(plan), model.classes.counts),
-            empty,
-            labels=local.classes_,
-            header=local._header(),
-            write_shards=write,
-        )
-        return path
-
-    save()
-    return save, local, X
-
-
-@pytest.mark.identity
-def test_sharded_weights_score_as_one_array(sharded_folder) -> None:
-    save, local, X = sharded_folder
-    opened = load_model(save())
-    assert (opened.decision_function(X) == local.decision_function(X)).all()
-    assert (opened.predict_topk(X, 4)[1] == local.predict_topk(X, 4)[1]).all()
-    assert opened.log_likelihood(X, local.predict(X)) == local.log_likelihood(X, local.predict(X))
-    assert (opened.coef_ == local.coef_).all()
-    assert opened.model_.confusable(2, 3)[0].tolist() == local.model_.confusable(2, 3)[0].tolist()
-    rows = sparse.csr_array(np.where(X > 0.5, X, 0.0))
-    assert (opened.predict_proba(rows) == local.predict_proba(rows)).all()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["fit", "helper"]
+    assert_same_model(clf, local)
 
 
 @pytest.mark.error
-def test_workers_do_not_mix_two_saves_of_a_folder(sharded_folder) -> None:
-    from extremax.dask.prediction import SavedModelAt, call_block
+def test_a_cluster_that_is_gone_ends_in_a_sentence(monkeypatch) -> None:
+    monkeypatch.setattr(executor, "_PATIENCE", 0.5)
+    with start_cluster(1, processes=False) as cluster, distributed.Client(cluster) as client:
+        lost = client.submit(distributed.Event("never").wait, key="lost")
+        lost.cancel()
+        with pytest.raises(RuntimeError, match=r"fit lost the Dask scheduler .*; connect again"):
+            executor.result_of(client, lost, "fit")
+        cluster.scale(0)
+        waits = client.submit(abs, -1, key="waits")
+        with pytest.raises(RuntimeError, match="had no worker for 0 seconds; start some, and call fit again"):
+            executor.result_of(client, waits, "fit")
+        assert waits.cancelled()
+
+
+@pytest.mark.error
+def test_what_does_not_fit_is_refused_with_numbers(client, problem) -> None:
+    class Small:
+        def run_on_scheduler(self, function):
+            return {"tcp://a": 1 << 20, "tcp://b": 3 << 20}
+
+    assert _require_room(Small(), 1 << 20, "fit") == "tcp://b"
+    sentence = (
+        r"fit, on one worker, needs 4.0 MiB \(rows 2.0 MiB, .* but 3.0 MiB are available. Ways out: a wor"
+    )
+    with pytest.raises(NotEnoughMemoryError, match=sentence):
+        _require_room(Small(), 2 << 20, "fit")
+    X, labels = problem
+    clf = dense(DaskExtremeClassifier, client=client, memory_limit=1000)
+    with pytest.raises(NotEnoughMemoryError, match="1000 B are available"):
+        clf.fit(X, labels)
+    assert not clf.__sklearn_is_fitted__()
+
+
+@pytest.mark.error
+def test_workers_do_not_mix_two_saves_of_a_folder(problem, tmp_path) -> None:
     from extremax.storage.folder import folder_checksum
 
-    save, local, X = sharded_folder
-    path = save()
+    (X, labels), path = problem, tmp_path / "model"
+    local = ExtremeClassifier("nce", n_epochs=1, random_state=0).fit(X, labels)
+    local.save(path)
     model = SavedModelAt(path, folder_checksum(path))
-    assert (call_block(X, model, "predict", {}, 1) == local.predict(X)).all()
+    assert (predict_block(X, model, "predict", {}) == local.predict(X)).all()
     late = SavedModelAt(path, model.checksum)  # on a worker that has not opened it yet
-    other = ExtremeClassifier(**settings("uniform", random_state=8)).fit(*around_means(200, 12, 6))
+    other = ExtremeClassifier("nce", n_epochs=1, random_state=8).fit(X, labels)
     other.save(path)
-    prediction_module = sys.modules[SavedModelAt.__module__]
-    prediction_module._open.cache_clear()
+    sys.modules[SavedModelAt.__module__]._open.cache_clear()
     with pytest.raises(ValueError, match="was saved again; open it anew"):
-        call_block(X, late, "predict", {}, 1)
+        predict_block(X, late, "predict", {})
     renewed = SavedModelAt(path, folder_checksum(path))
-    assert (call_block(X, renewed, "predict_proba", {}, 1) == other.predict_proba(X)).all()
+    assert (predict_block(X, renewed, "predict_proba", {}) == other.predict_proba(X)).all()
 
 
-@pytest.mark.error
-def test_damaged_shards_are_refused(sharded_folder, tmp_path) -> None:
-    import json
-    import shutil
-
-    save, _, _ = sharded_folder
-
-    def refuse(change, sentence) -> None:
-        path = save()
-        change(path)
-        with pytest.raises(ModelFileError, match=sentence):
-            load_model(path, verify=True)
-        shutil.rmtree(path)
-
-    def flip(path) -> None:
-        (file,) = path.glob("shards-*/shard-0001/weights.safetensors")
-        data = bytearray(file.read_bytes())
-        data[-1] ^= 1
-        file.write_bytes(data)
-
-    def exchange(path) -> None:  # a shard of another model, sound in itself
-        from extremax.solvers.optimizers import Tables
-        from extremax.storage.models import save_shard
-
-        save_shard(next(path.glob("shards-*")), 1, 5, Tables.zeros(7, 6, "adagrad"))
-
-    def rename(path) -> None:
-        (shard,) = path.glob("shards-*/shard-0001")
-        shard.rename(shard.with_name("shard-0000x"))
-
-    refuse(flip, "damaged")
-    refuse(exchange, "not the one that was saved")
-    refuse(rename, "shard-0001")
-
-    def forge(change):
-        """Change the list of shards and make the checksum of the header right."""
-        from extremax.storage.folder import _checksum
-
-        def apply(path) -> None:
-            content = json.loads((path / "header.json").read_text())
-            content.pop("checksum")
-            change(content["header"]["shards"])
-            (path / "header.json").write_text(json.dumps({"checksum": _checksum(content), **content}))
-
-        return apply
-
-    refuse(forge(lambda shards: shards.reverse()), "cannot be the name of shard 0")
-    refuse(forge(lambda shards: shards.pop()), "12 classes where 5 are needed")
-    refuse(forge(lambda shards: shards.clear()), "no shards")
-    refuse(forge(lambda shards: shards[0].update(name="../../x")), "cannot be the name")
-
-
-# -- bad input ---------------------------------------------------------------------------------------------
+# -- bad input
 
 
 def mixed_labels(y):
@@ -514,69 +369,68 @@ def mixed_labels(y):
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        (lambda X, y: (X.compute(), y), "X is a ndarray; DaskExtremeClassifier takes Dask arrays"),
-        (lambda X, y: (X.rechunk((100, 7)), y), r"3 blocks of columns; .* X.rechunk\(\{1: -1\}\)"),
+        (lambda X, y: (X.compute(), y), "X is a ndarray, and y or sample_weight a Dask collection"),
+        (lambda X, y: (X, y.compute()), "y is a ndarray, and X a Dask collection"),
+        (lambda X, y: (X.rechunk((100, 7)), y), r"2 blocks of columns; .* X.rechunk\(\{1: -1\}\)"),
         (
             lambda X, y: (X.rechunk((300, -1))[X[:, 0] > 0], y),
             "y has 9 blocks and X 3; .*compute_chunk_sizes",
         ),
         (lambda X, y: (X, y[:800]), "y has 800 values, but X has 900 rows"),
-        (lambda X, y: (X, mixed_labels(y)), "strings in block 0 and numbers in block 1; .* y.astype"),
-        (lambda X, y: (da.where(X > 1.5, np.nan, X), y), r"block \d of X and y: X\[\d+, \d+\] is NaN"),
-        (lambda X, y: (X, None), "y is None"),
+        (lambda X, y: (X, mixed_labels(y)), "strings in one block and numbers in another; .* y.astype"),
+        (lambda X, y: (da.where(X > 1.5, np.nan, X), y), r"X\[\d+, \d+\] is NaN"),
+        (lambda X, y: (X, None), "y to be passed|y is None"),
         (lambda X, y: (X, da.full(900, "a", chunks=300)), "y has one class, 'a'"),
         (lambda X, y: ("/nowhere", None), "'/nowhere', which is no folder"),
+        (
+            lambda X, y: (as_bag([X[:5].compute(), X[:5, 1:].compute()], 2), as_bag([1, 2])),
+            "3 and X 2|columns",
+        ),
     ],
 )
 def test_bad_input_is_named(client, problem, change, sentence) -> None:
     X, labels = problem
     given = change(da.from_array(X, chunks=(300, -1)), da.from_array(labels.astype(object), chunks=100))
     with pytest.raises((TypeError, ValueError), match=sentence) as caught:
-        DaskExtremeClassifier(client, **settings()).fit(*given)
+        DaskExtremeClassifier(client=client, random_state=0).fit(*given)
     assert "\n" not in str(caught.value)
 
 
 @pytest.mark.error
-@pytest.mark.parametrize(
-    ("parameters", "sentence"),
-    [
-        (
-            {"solver": "minibatch_softmax"},
-            "compares the scores of classes with one another.*'negative_sampling'",
-        ),
-        ({"solver": "sparse_softmax", "n_epochs": 2}, "n_epochs is 2; on a cluster"),
-        ({"validation_fraction": 0.1}, "validation_fraction is 0.1; DaskExtremeClassifier cannot use it"),
-        ({"rows": "all"}, "rows is 'all'"),
-        ({"n_shards": 0}, "n_shards is 0"),
-        ({"solver": NegativeSampling(learning_rate=-1.0)}, "learning_rate"),
-    ],
-)
-def test_bad_parameters_are_named(client, problem, parameters, sentence) -> None:
-    X, labels = problem
-    with pytest.raises(ValueError, match=sentence):
-        DaskExtremeClassifier(client, **parameters).fit(da.from_array(X), da.from_array(labels))
-    with pytest.raises(TypeError, match="no parameter 'colour'"):
+def test_bad_parameters_are_named(client, fitted) -> None:
+    rows = da.zeros((4, 3), chunks=2)
+    with pytest.raises(ValueError, match="n_epochs"):
+        DaskExtremeClassifier(n_epochs=-1, client=client).fit(rows, da.arange(4, chunks=2))
+    with pytest.raises(TypeError, match="colour"):
         DaskExtremeClassifier(colour="red")
+    with pytest.raises(ValueError, match="X has 3 features, but DaskExtremeClassifier is expecting 12"):
+        fitted[0].predict(rows)
+    with pytest.raises(ValueError, match="k is 41; predict_topk needs a whole number from 1 to 40"):
+        fitted[0].predict_topk(da.zeros((4, N_FEATURES)), k=41)
 
 
 @pytest.mark.error
 def test_no_client_and_no_workers() -> None:
     class Lonely:
-        asynchronous = False
+        asynchronous, status = False, "running"
         scheduler = type("Scheduler", (), {"address": "tcp://10.0.0.1:8786"})
 
         def nthreads(self):
             return {}
 
+    X, y = np.eye(4), np.arange(4) % 2
     with pytest.raises(ValueError, match="has no workers; start some"):
-        DaskExtremeClassifier(Lonely()).fit(None, None)
+        DaskExtremeClassifier(client=Lonely()).fit(X, y)
+    closed = type("Closed", (Lonely,), {"status": "closed"})
+    with pytest.raises(ValueError, match="the Dask client is closed; make another"):
+        DaskExtremeClassifier(client=closed()).fit(X, y)
     if not distributed.client._get_global_client():  # tests before this one may have left theirs open
         with pytest.raises(ValueError, match="there is no Dask client"):
-            DaskExtremeClassifier().fit(None, None)
+            DaskExtremeClassifier().fit(X, y)
 
 
 @pytest.mark.error
 def test_missing_extra_names_the_command(monkeypatch) -> None:
     monkeypatch.setitem(sys.modules, "distributed", None)
     with pytest.raises(ImportError, match=r"pip install 'extremax\[dask\]'"):
-        DaskExtremeClassifier().fit(None, None)
+        DaskExtremeClassifier().fit(np.eye(4), np.arange(4) % 2)

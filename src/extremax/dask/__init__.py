@@ -1,11 +1,11 @@
-"""Estimators on a Dask cluster: fits larger than one machine, with the results of one machine.
+"""Estimators on a Dask cluster: rows from its workers, and the models of one machine.
 
-`DaskExtremeClassifier` takes Dask arrays, bags of sparse blocks or a folder of files.  It needs the extra
-``dask``: ``pip install 'extremax[dask]'``.
+`DaskExtremeClassifier` and `DaskTextClassifier` take Dask arrays, data frames and bags, or a folder of files.
+They need the extra ``dask``: ``pip install 'extremax[dask]'``.
 """
 
 from __future__ import annotations
 
-from extremax.dask.classifier import DaskExtremeClassifier
+from extremax.dask.classifier import DaskExtremeClassifier, DaskTextClassifier
 
-__all__ = ["DaskExtremeClassifier"]
+__all__ = ["DaskExtremeClassifier", "DaskTextClassifier"]

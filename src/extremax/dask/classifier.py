@@ -1,599 +1,386 @@
-"""`DaskExtremeClassifier`: `ExtremeClassifier` on the workers of a Dask cluster."""
+"""`DaskExtremeClassifier` and `DaskTextClassifier`: the estimators of one machine on a Dask cluster."""
 
 from __future__ import annotations
 
 import copy
-import inspect
+import operator
 import os
 import warnings
-from collections.abc import Mapping, Sequence
-from typing import Any, Self
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from importlib import import_module
+from typing import Any, ClassVar, Self
 
 import numpy as np
-from numpy.typing import NDArray
-from sklearn.base import BaseEstimator
-from sklearn.exceptions import NotFittedError
+import psutil
+from numpy.typing import ArrayLike
+from sklearn.base import clone
 
-from extremax.classifier import ExtremeClassifier
-from extremax.dask import blocks as b
+from extremax.classifier import Classifier, EvalSet, ExtremeClassifier, read_pair
 from extremax.dask import prediction
+from extremax.dask.executor import DaskExecutor, find_client, make_key, result_of
 from extremax.dask.inputs import (
-    check_infos,
-    group_blocks,
+    Part,
+    count_bytes,
     is_array,
-    split_all,
-    split_collection,
-    submit_blocks,
+    is_collection,
+    join_parts,
+    submit_parts,
 )
-from extremax.dask.job import Job, find_client, import_delayed
-from extremax.dask.row_fit import (
-    DistributedRows,
-    RowFit,
-    find_large_columns,
-    require_drawable,
-    scale_columns,
-    wants_routing,
-)
-from extremax.dask.shards import PAIR_LOSSES
-from extremax.dask.sparse_fit import SparseFit, fit_on_one_worker
-from extremax.errors import TrainingInterruptedWarning
-from extremax.examples import Examples, FeatureLayout
-from extremax.features.scaling import LargeColumns
-from extremax.fit import Fitted
-from extremax.runtime.interrupts import Interrupts
-from extremax.runtime.progress import ProgressLine
-from extremax.solvers.config import FitConfig, resolve
-from extremax.solvers.loop import Callback, Record
-from extremax.solvers.registry import (
-    NegativeSampling,
-    SparseSoftmax,
-    find_solver,
-    is_wide_and_sparse,
-)
-from extremax.storage.folder import check_target, folder_checksum
-from extremax.storage.labels import check_savable
-from extremax.text import load_model
-from extremax.tree.noise import as_noise
-from extremax.tuned import DEFAULTS, Defaults, ProblemSize
-from extremax.types import Float32, Int32
-from extremax.validation.random_state import check_random_state
-from extremax.validation.sample_weight import class_weights
-
-_BLOCKS_PER_THREAD = 4  # blocks of rows of a fit; smaller ones are merged
-_DISTRIBUTED = (*PAIR_LOSSES, "sparse_softmax")
-_PARAMETERS = inspect.signature(ExtremeClassifier.__init__).parameters
+from extremax.errors import warn_caller
+from extremax.runtime.executor import use_executor
+from extremax.runtime.memory import check_memory
+from extremax.solvers.loop import Callback
+from extremax.storage.folder import folder_checksum
+from extremax.text import TextClassifier, load_model
 
 
-class DaskExtremeClassifier(BaseEstimator):
+class _OnDask(Classifier):
+    """What both estimators add to those of one machine, which they otherwise are."""
+
+    client: Any
+    _local: ClassVar[type[Any]]  # the estimator of one machine
+    _remote: tuple[Any, Any] | None = None  # a model, and where the workers find it
+
+    @classmethod
+    def _get_param_names(cls) -> list[str]:
+        return sorted([*cls._local._get_param_names(), "client"])
+
+    def __sklearn_clone__(self) -> Self:
+        given = self.get_params(deep=False)
+        client = given.pop("client")
+        return type(self)(client=client, **{name: clone(v, safe=False) for name, v in given.items()})
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the state without what belongs to this process: the client, and futures."""
+        state: dict[str, Any] = super().__getstate__()
+        return {**{name: value for name, value in state.items() if name != "_remote"}, "client": None}
+
+    # -- training ------------------------------------------------------------------------------------------
+
+    def fit(
+        self,
+        X: Any,
+        y: Any = None,
+        sample_weight: Any = None,
+        *,
+        eval_set: EvalSet = None,
+        classes: ArrayLike | None = None,
+        callbacks: Sequence[Callback] = (),
+        **more: Any,
+    ) -> Self:
+        """Train on the workers of the cluster.
+
+        Parameters
+        ----------
+        X : Dask array, data frame or bag, path of a file or folder, or rows in memory
+            Dense or CSR blocks, data frames, bags of texts or of sparse blocks. The files of a folder, which
+            hold rows and labels, are read by the workers: all that `extremax.data.load_dataset` reads.
+        y : Dask array, series or bag, name of a column of X, or labels in memory
+            In partitions like those of X: labels, lists of labels, or rows of an indicator matrix.
+        sample_weight : Dask array or series (n_samples,), optional
+            Weight of each row.
+        eval_set, classes, callbacks, class_texts
+            As on one machine; the rows of `eval_set` may be collections. Callbacks run on the worker of the
+            fit, with a copy of what they refer to.
+        """
+        name = f"{type(self).__name__}.fit"
+        pair = read_pair(eval_set)
+        self._forget()
+        self._remote = None
+        client = find_client(self.client, type(self).__name__)
+        if isinstance(local := self._plain(), ExtremeClassifier):
+            local.check_params()
+        rows = submit_parts(client, X, y, sample_weight, type(self).__name__)
+        held_out = [] if pair is None else submit_parts(client, *pair, None, type(self).__name__)
+        parts = [*rows, *held_out]
+        counts = [client.submit(count_bytes, part, key=make_key("count-bytes")) for part in parts]
+        n_bytes = sum(result_of(client, count, name) for count in counts)
+        worker = _require_room(client, n_bytes, name)
+        more |= {"classes": classes, "callbacks": callbacks}
+        label_column = y if isinstance(y, str) else None
+        future = client.submit(
+            fit_parts, local, rows, held_out, label_column, more,
+            key=make_key("fit"), workers=[worker], allow_other_workers=True,
+        )  # fmt: skip
+        fitted, caught = result_of(client, future, name)
+        if client.scheduler.address.startswith("inproc"):  # the worker's own object: training would change it
+            fitted = copy.deepcopy(fitted)
+        self._take(fitted)
+        self._remote = self.model_, client.submit(operator.itemgetter(0), future, key=make_key("model"))
+        for category, message in caught:
+            warn_caller(message, category)
+        return self
+
+    def _plain(self) -> Any:
+        """Return the estimator of one machine with the same parameters, not fitted."""
+        given = {name: value for name, value in self.get_params(deep=False).items() if name != "client"}
+        return self._local(**given)
+
+    def _take(self, fitted: Classifier) -> None:
+        """Take what a fit has left."""
+        own = set(self._get_param_names())
+        self.__dict__.update({name: value for name, value in vars(fitted).items() if name not in own})
+
+    def _as_local(self) -> Any:
+        """Return the estimator of one machine, which shares the model."""
+        self._require_fitted()
+        local, own = self._plain(), {*self._get_param_names(), "_remote"}
+        local.__dict__.update({name: value for name, value in vars(self).items() if name not in own})
+        return local
+
+    def to_local(self) -> Any:
+        """Return a copy of the model as the estimator of one machine."""
+        return copy.deepcopy(self._as_local())
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Save the model to a folder of this machine; `extremax.load_model` opens it."""
+        self._as_local().save(path)
+
+    @classmethod
+    def open(cls, path: str | os.PathLike[str], client: Any = None) -> Self:
+        """Return an estimator that predicts with the model of a folder, mapped once per worker.
+
+        All workers must be able to read the folder.
+        """
+        found = load_model(path)
+        if not isinstance(found, cls._local):
+            raise ValueError(
+                f"{path} holds a {type(found).__name__}; {cls.__name__} opens those of {cls._local.__name__}."
+            )
+        clf = cls(client=client, **found.get_params(deep=False))
+        clf._take(found)
+        clf._remote = clf.model_, prediction.SavedModelAt(path, folder_checksum(path))
+        return clf
+
+    # -- prediction ----------------------------------------------------------------------------------------
+
+    def predict(self, X: Any) -> Any:
+        """Return the most probable label of each row: lazily, for a collection."""
+        if not is_collection(X):
+            return super().predict(X)
+        return self._lazily(X, "predict", [(None, self._label_type)])
+
+    def predict_proba(self, X: Any) -> Any:
+        """Return p(y|x) of every class, (n_samples, n_classes): lazily, for a collection."""
+        if not is_collection(X):
+            return super().predict_proba(X)
+        return self._lazily(X, "predict_proba", [(self._n_classes, np.dtype(np.float64))])
+
+    def predict_log_proba(self, X: Any) -> Any:
+        """Return log p(y|x) of every class, (n_samples, n_classes): lazily, for a collection."""
+        if not is_collection(X):
+            return super().predict_log_proba(X)
+        return self._lazily(X, "predict_log_proba", [(self._n_classes, np.dtype(np.float32))])
+
+    def predict_topk(self, X: Any, k: int = 5, **options: Any) -> Any:
+        """Return the k most probable labels of each row, best first, and their log-probabilities.
+
+        Two lazy arrays (n_samples, k) for a Dask array or data frame, and a bag of pairs for a bag. Options
+        as on one machine.
+        """
+        if not is_collection(X):
+            return super().predict_topk(X, k, **options)
+        if type(k) is not int or not 1 <= k <= self._n_classes:
+            raise ValueError(
+                f"k is {k!r}; predict_topk needs a whole number from 1 to {self._n_classes:,}, the number of"
+                " classes."
+            )
+        columns = [(k, self._label_type), (k, np.dtype(np.float32))]
+        return self._lazily(X, "predict_topk", columns, k=k, **options)
+
+    def log_likelihood(self, X: Any, y: Any, sample_weight: Any = None) -> float:
+        """Return the mean log p(y|x), normalised over all classes; computed at once."""
+        if not is_collection(X):
+            return super().log_likelihood(X, y, sample_weight)
+        return self._mean(X, y, sample_weight, "log_likelihood")
+
+    def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
+        """Return the accuracy; computed at once."""
+        if not is_collection(X):
+            return super().score(X, y, sample_weight)
+        return self._mean(X, y, sample_weight, "score")
+
+    @property
+    def _n_classes(self) -> int:
+        self._require_fitted()
+        return len(self._inner.classes_)
+
+    @property
+    def _label_type(self) -> np.dtype[Any]:
+        self._require_fitted()
+        kind: np.dtype[Any] = self._inner.classes_.dtype
+        return kind
+
+    def _lazily(self, X: Any, method: str, columns: list[Any], **options: Any) -> Any:
+        self._require_fitted()
+        expected = self._inner.n_features_in_
+        if self._input == "X" and is_array(X) and X.shape[1] != expected:
+            raise ValueError(
+                f"X has {X.shape[1]} features, but {type(self).__name__} is expecting {expected} features as"
+                " input."
+            )
+        delayed = import_module("dask").delayed
+        client = find_client(self.client, type(self).__name__)
+        return prediction.lazily(X, delayed(self._on(client), pure=False), method, options, columns)
+
+    def _mean(self, X: Any, y: Any, sample_weight: Any, method: str) -> float:
+        self._require_fitted()
+        name = type(self).__name__
+        client = find_client(self.client, name)
+        model = self._on(client)
+        tasks = [
+            client.submit(prediction.evaluate_part, part, model, method, key=make_key(method))
+            for part in submit_parts(client, X, y, sample_weight, name)
+        ]
+        found = [result_of(client, task, f"{name}.{method}") for task in tasks]
+        total = sum(weight for _, weight in found)
+        if total == 0.0:
+            raise ValueError("X has no rows.")
+        return float(sum(mean * weight for mean, weight in found) / total)
+
+    def _on(self, client: Any) -> Any:
+        """Return the model as an argument of tasks: what stands for it on the workers."""
+        if self._remote is None or self._remote[0] is not self.model_:
+            self._remote = self.model_, client.scatter([self._as_local()], hash=False)[0]
+        return self._remote[1]
+
+
+class DaskExtremeClassifier(_OnDask, ExtremeClassifier):
     """`ExtremeClassifier` on the workers of a Dask cluster.
 
-    Solvers are those that need no machine that sees all rows. Under "negative_sampling" (the paper's
-    method) and "nce", each worker trains a range of the classes: negatives are hashes of counters, and a
-    class needs its own pairs alone, so that the weights are bit for bit those of `ExtremeClassifier` with
-    the same parameters. Under "sparse_softmax" the generative start is one sum over the rows: the model is
-    that of ``n_epochs=0``. "auto" is "sparse_softmax" for wide sparse features, else "negative_sampling".
-    Other solvers compare classes with one another and are refused.
+    The defaults are the same and so is, bit for bit, the model. One worker runs the fit and holds the rows;
+    heavy maps over rows and classes run on all workers. The finished model comes to this process, where all
+    methods of `ExtremeClassifier` work on rows in memory.
 
     Parameters
     ----------
+    solver, **parameters
+        Those of `ExtremeClassifier`. `n_jobs` are the threads of the worker that runs the fit.
     client : distributed.Client, optional
-        The cluster; by default the present client.
-    n_shards : int, optional
-        Ranges of classes that are trained apart; as many as workers unless given. No result depends on it.
-    rows : {"auto", "replicate", "route"}
-        How shards get the rows of their pairs under "negative_sampling" and "nce": every worker holds all
-        rows, or rows travel with their pairs in every epoch. "auto" holds them where they take at most 40% of
-        the memory of a worker. No result depends on it.
-    **parameters
-        Those of `ExtremeClassifier`. `n_jobs` are the threads of a task, by default those of a worker.
-        `validation_fraction`, `patience`, `memory_limit` and `max_model_bytes` must be left out.
-
-    Attributes
-    ----------
-    classes_ : ndarray (n_classes,)
-        Labels as given.
-    n_features_in_ : int
-        Width of the training features.
-    history_ : list of dict
-        As that of `ExtremeClassifier`; losses are sums over shards and agree up to rounding.
-    interrupted_ : bool
-        Whether Ctrl-C ended training early. The model is then that of the last step that all shards have
-        finished: an epoch, or with ``rows="route"`` a window of 256 MB of rows.
-    seed_ : int
-        Seed of all random draws.
+        The cluster; by default the present client. It is not pickled.
 
     Examples
     --------
     >>> import dask.array as da
     >>> from distributed import Client
     >>> from extremax.dask import DaskExtremeClassifier
-    >>> from extremax.solvers import NCE
     >>> client = Client(processes=False, dashboard_address=":0")
     >>> X, y = da.random.random((600, 8), chunks=(250, 8)), da.arange(600, chunks=250) % 20
-    >>> clf = DaskExtremeClassifier(client, solver=NCE(noise="uniform"), n_epochs=1, random_state=0)
-    >>> clf = clf.fit(X, y)
+    >>> clf = DaskExtremeClassifier(random_state=0).fit(X, y)
     >>> clf.predict(X).compute().shape
     (600,)
     >>> client.close()
     """
 
-    _numbers: Defaults = DEFAULTS  # tuned numbers of the components; a subclass may have others
-    _saved: prediction.SavedModelAt | None = None  # where the model was saved
+    _local = ExtremeClassifier
 
-    def __init__(
-        self,
-        client: Any = None,
-        *,
-        n_shards: int | None = None,
-        rows: str = "auto",
-        **parameters: Any,
-    ) -> None:
-        unknown = [name for name in parameters if name not in _PARAMETERS or name == "self"]
-        if unknown:
-            raise TypeError(f"DaskExtremeClassifier has no parameter {unknown[0]!r}.")
-        self.client, self.n_shards, self.rows = client, n_shards, rows
-        given = {name: entry.default for name, entry in _PARAMETERS.items() if name != "self"}
-        for name, value in {**given, **parameters}.items():
-            setattr(self, name, value)
+    def __init__(self, solver: Any = "auto", *, client: Any = None, **parameters: Any) -> None:
+        ExtremeClassifier.__init__(self, solver, **parameters)
+        self.client = client
 
-    __signature__ = inspect.Signature(
-        [
-            inspect.Parameter("client", inspect.Parameter.POSITIONAL_OR_KEYWORD, default=None),
-            inspect.Parameter("n_shards", inspect.Parameter.KEYWORD_ONLY, default=None),
-            inspect.Parameter("rows", inspect.Parameter.KEYWORD_ONLY, default="auto"),
-            *(
-                entry.replace(kind=inspect.Parameter.KEYWORD_ONLY)
-                for name, entry in _PARAMETERS.items()
-                if name != "self"
-            ),
-        ]
-    )
+    def check_params(self) -> None:
+        """Raise for parameters that are out of their bounds."""
+        self._plain().check_params()
 
-    @classmethod
-    def _get_param_names(cls) -> list[str]:
-        names = [name for name in _PARAMETERS if name != "self"]
-        return sorted([*names, "client", "n_shards", "rows"])
-
-    def _local_parameters(self) -> dict[str, Any]:
-        own = self.get_params(deep=False)
-        return {name: own[name] for name in _PARAMETERS if name != "self"}
-
-    # -- training ------------------------------------------------------------------------------------------
-
-    def fit(
-        self, X: Any, y: Any = None, sample_weight: Any = None, *, callbacks: Sequence[Callback] = ()
-    ) -> Self:
-        """Train on the rows of Dask collections.
-
-        Parameters
-        ----------
-        X : Dask array (n_samples, n_features), bag of sparse blocks, Dask data frame, or path of a folder
-            Blocks of rows, dense or CSR. The files of a folder (.npz or Parquet) hold labels, too.
-        y : Dask array (n_samples,), bag of labels or of arrays of labels, or Dask series
-            One label per row, in blocks like those of X.
-        sample_weight : Dask array (n_samples,), optional
-            Weight of each row, above zero.
-        callbacks : sequence of callables
-            Each gets the record of every epoch; one that returns True ends training.
-        """
-        self._forget()
-        self._check_parameters()
-        job = Job(find_client(self.client), self.n_jobs)
-        try:
-            rows, classes = self._read(job, X, y, sample_weight)
-            config = self._resolve(rows)
-            self.seed_ = check_random_state(self.random_state)
-            self._job = job
-            if config.solver.sparse_weights:
-                self._fit_sparse(job, rows, config)
-                self._publish(classes, rows.n_features)
-            else:
-                self._fit_rows(job, rows, config, callbacks, classes)
-        except BaseException:
-            if "classes_" not in vars(self):  # it did not get as far as a model
-                self._forget()
-            raise
-        return self
-
-    def _forget(self) -> None:
-        """Drop everything that an earlier fit left."""
-        for name in [name for name in vars(self) if name.endswith("_") and not name.startswith("__")]:
-            delattr(self, name)
-        self.__dict__.pop("_fit", None)
-        self.__dict__.pop("_local", None)
-        self._saved = None
-
-    def _publish(self, classes: NDArray[Any], n_features: int) -> None:
-        """Make the model of the fit, which may go on, that of this estimator."""
-        self.__dict__.pop("_local", None)
-        self.classes_, self.n_features_in_ = classes, n_features
-        self.history_, self.interrupted_ = self._fit.history, self._fit.interrupted
-
-    def _check_parameters(self) -> None:
-        parameters = self._local_parameters()
-        ExtremeClassifier(**parameters).check_params()
-        solver: Any = NegativeSampling() if self.solver == "auto" else find_solver(self.solver)
-        if solver.name not in _DISTRIBUTED:
-            raise ValueError(
-                f"solver={solver.name!r} compares the scores of classes with one another, which shards of"
-                f" classes cannot; use one of {', '.join(map(repr, _DISTRIBUTED))}, or ExtremeClassifier on"
-                " one machine."
-            )
-        for name in ("validation_fraction", "patience", "memory_limit", "max_model_bytes"):
-            if parameters[name] not in (None, 0.0):
-                raise ValueError(
-                    f"{name} is {parameters[name]!r}; DaskExtremeClassifier cannot use it. Leave it out, and"
-                    " validate with log_likelihood(X, y)."
-                )
-        if self.rows not in ("auto", "replicate", "route"):
-            raise ValueError(f"rows is {self.rows!r}; it must be 'auto', 'replicate' or 'route'.")
-        if self.n_shards is not None and (type(self.n_shards) is not int or self.n_shards < 1):
-            raise ValueError(f"n_shards is {self.n_shards!r}; it must be a whole number from 1, or None.")
-        if solver.uses_noise and not isinstance(solver.noise, str):
-            require_drawable(as_noise(solver.noise))
-
-    def _read(self, job: Job, X: Any, y: Any, weight: Any) -> tuple[DistributedRows, NDArray[Any]]:
-        """Check the rows, name the classes, and scale sparse columns."""
-        blocks = submit_blocks(job, X, y, weight)
-        infos = job.gather([job.submit(b.describe, block) for block in blocks])
-        check_infos(infos)
-        groups = group_blocks([info.n_rows for info in infos], _BLOCKS_PER_THREAD * sum(job.threads.values()))
-        merged = [
-            blocks[group[0]] if len(group) == 1 else job.submit(b.merge_blocks, *(blocks[i] for i in group))
-            for group in groups
-        ]
-        del blocks
-        labels = job.submit(b.join_labels, *(job.submit(b.distinct_labels, block) for block in merged))
-        classes: NDArray[Any] = job.gather(labels)
-        check_savable(classes)
-        if len(classes) < 2:
-            raise ValueError(
-                f"y has one class, {classes.item(0)!r}; DaskExtremeClassifier needs rows of at least two."
-            )
-        ids = [job.submit(b.encode, block, labels) for block in merged]
-        sizes = [sum(infos[i].n_rows for i in group) for group in groups]
-        entries = None
-        features = [job.submit(b.features_of, block) for block in merged]
-        if infos[0].n_entries is not None:
-            counts = [sum(infos[i].n_entries or 0 for i in group) for group in groups]
-            entries = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
-            n_features = infos[0].n_features
-            large = find_large_columns(job, features, entries, n_features, self._numbers.scale)
-            self._large_columns: LargeColumns | None = large
-            if large is not None:
-                features = [job.submit(scale_columns, block, large) for block in features]
-        else:
-            self._large_columns = None
-        weights = None
-        if infos[0].has_weight:
-            weights = [job.submit(_weight_of, block) for block in merged]
-        weights = self._class_weighted(job, ids, weights, classes)
-        rows = DistributedRows(
-            features,
-            ids,
-            weights,
-            np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64),
-            entries,
-            infos[0].n_features,
-            len(classes),
-        )
-        return rows, classes
-
-    def _class_weighted(
-        self, job: Job, ids: list[Any], weights: list[Any] | None, classes: NDArray[Any]
-    ) -> list[Any] | None:
-        """Multiply the weights of the rows by those of their classes."""
-        if self.class_weight is None:
-            return weights
-        given: Any = self.class_weight
-        if isinstance(given, Mapping):
-            place = {label: i for i, label in enumerate(classes.tolist())}
-            unknown = [label for label in given if label not in place]
-            if unknown:
-                raise ValueError(
-                    f"class_weight names {unknown[0]!r}, which is none of the {len(classes):,} classes of"
-                    " this model."
-                )
-            given = {place[label]: value for label, value in given.items()}
-            if any(value == 0 for value in given.values()):
-                raise ValueError("class_weight is zero for a class; leave its rows out.")
-        factor = job.submit(_class_factor, given, len(classes), len(ids), *ids, *(weights or []))
-        return [
-            job.submit(_times_factor, y, None if weights is None else weights[i], factor)
-            for i, y in enumerate(ids)
-        ]
-
-    def _resolve(self, rows: DistributedRows) -> FitConfig:
-        """Fill in what the parameters leave open."""
-        n_entries = None if rows.entries is None else int(rows.entries[-1])
-        problem = ProblemSize(rows.n_rows, rows.n_rows, rows.n_features, rows.n_classes, n_entries)
-        n_epochs, solver = self.n_epochs, self.solver
-        if solver == "auto":
-            wide = is_wide_and_sparse(problem, self._numbers.sparse)
-            solver = SparseSoftmax() if wide else NegativeSampling()
-        if find_solver(solver).sparse_weights:
-            if n_epochs not in (None, 0):
-                raise ValueError(
-                    f"n_epochs is {n_epochs}; on a cluster, solver='sparse_softmax' is its start,"
-                    " n_epochs=0. Later epochs compare classes with one another: use"
-                    " ExtremeClassifier for it."
-                )
-            if n_entries is None:
-                raise ValueError(
-                    "X has dense blocks; on a cluster, solver='sparse_softmax' needs sparse ones:"
-                    " X.map_blocks(scipy.sparse.csr_array)."
-                )
-            n_epochs = None if n_epochs is None and self._is_small(n_entries) else 0
-        return resolve(solver, problem, n_epochs=n_epochs, numbers=self._numbers)
-
-    def _is_small(self, n_entries: int) -> bool:
-        """Whether one worker fits sparse weights alone, as one machine does."""
-        return n_entries <= self._numbers.sparse.one_worker_entries
-
-    def _fit_rows(
-        self,
-        job: Job,
-        rows: DistributedRows,
-        config: FitConfig,
-        callbacks: Sequence[Callback],
-        classes: NDArray[Any],
-    ) -> None:
-        n_shards = min(self.n_shards or len(job.workers), rows.n_classes)
-        row_bytes = 4 * rows.n_rows * rows.n_features if rows.entries is None else 8 * int(rows.entries[-1])
-        routed = wants_routing(job, row_bytes) if self.rows == "auto" else self.rows == "route"
-        progress = ProgressLine(int(self.verbose))
-        fit = RowFit(job, rows, config, self.seed_, n_shards, routed)
-
-        def report(record: Record) -> bool:
-            self._publish(classes, rows.n_features)
-            progress.log(f"epoch {record['epoch']}  loss {record['loss']:.4f}")
-            wishes = [callback(record) for callback in callbacks]  # each hears of it, whatever others want
-            return any(wishes)
-
-        fit.prepare()
-        self._fit: Any = fit
-        self._publish(classes, rows.n_features)
-        fit.train(report, Interrupts())
-        self._publish(classes, rows.n_features)
-        if fit.interrupted:
-            warnings.warn(
-                f"Training was interrupted after {self.history_[-1]['epoch']} epochs; the model is kept as it"
-                " is.",
-                TrainingInterruptedWarning,
-                stacklevel=3,
-            )
-
-    def _fit_sparse(self, job: Job, rows: DistributedRows, config: FitConfig) -> None:
-        n_entries = 0 if rows.entries is None else int(rows.entries[-1])
-        if self._is_small(n_entries):
-            self._fit = fit_on_one_worker(job, rows, config, self.seed_)
-        else:
-            n_shards = min(self.n_shards or len(job.workers), rows.n_classes)
-            self._fit = SparseFit(job, rows, config, self.seed_, n_shards)
-            self._fit.run()
-
-    # -- the fitted model ----------------------------------------------------------------------------------
-
-    def _require_fitted(self) -> None:
-        if "classes_" not in vars(self):
-            raise NotFittedError("This DaskExtremeClassifier is not fitted yet; call fit(X, y) first.")
-
-    def _local_future(self) -> Any:
-        """Return the future of the whole model as an `ExtremeClassifier`."""
-        return self._job.submit(make_local, self._fit.assemble(), self._about())
-
-    def _predictor(self) -> Any:
-        """Return the future of the same model without what further training needs."""
-        if "_local" not in vars(self):
-            self._local = self._job.submit(_for_prediction, self._local_future())
-        return self._local
-
-    def _about(self) -> dict[str, Any]:
-        """Return what an estimator has beside its model."""
-        return {
-            "parameters": self._shipped_parameters(),
-            "classes": self.classes_,
-            "n_features": self.n_features_in_,
-            "seed": self.seed_,
-            "large_columns": self._large_columns,
-        }
-
-    def _shipped_parameters(self) -> dict[str, Any]:
-        config = self._fit.config
-        given = self._local_parameters()
-        if given["solver"] == "auto":
-            given["solver"] = config.solver.name
-        if config.solver.sparse_weights:
-            given["n_epochs"] = 0
-        return given
-
-    def to_local(self) -> ExtremeClassifier:
-        """Return the model as an `ExtremeClassifier` in the memory of this process."""
-        self._require_fitted()
-        if self._fit is None and self._saved is not None:
-            return load_model(self._saved.path)
-        local: ExtremeClassifier = self._job.gather(self._local_future())
+    def _plain(self) -> Any:
+        local = super()._plain()
+        local._numbers = self._numbers
         return local
 
-    # -- prediction ----------------------------------------------------------------------------------------
 
-    def predict(self, X: Any) -> Any:
-        """Return the most probable label of each row: a lazy Dask array, or a bag for a bag."""
-        return self._predict(X, "predict", self._label_type, None)
+class DaskTextClassifier(_OnDask, TextClassifier):
+    """`TextClassifier` on the workers of a Dask cluster.
 
-    def predict_proba(self, X: Any) -> Any:
-        """Return p(y|x) of every class in float64, (n_samples, n_classes): a lazy Dask array."""
-        return self._predict(X, "predict_proba", np.dtype(np.float64), len(self._fitted_classes))
+    The defaults are the same and so is, bit for bit, the model. Words and n-grams of the texts are counted on
+    all workers; see `DaskExtremeClassifier` for the rest.
 
-    def predict_log_proba(self, X: Any) -> Any:
-        """Return log p(y|x) of every class, (n_samples, n_classes): a lazy Dask array."""
-        return self._predict(X, "predict_log_proba", np.dtype(np.float32), len(self._fitted_classes))
+    Parameters
+    ----------
+    classifier, **parameters
+        Those of `TextClassifier`.
+    client : distributed.Client, optional
+        The cluster; by default the present client. It is not pickled.
 
-    def predict_topk(
-        self, X: Any, k: int = 5, *, search: str = "exact", beam_width: int | None = None
-    ) -> Any:
-        """Return the k most probable labels of each row, best first, and their log-probabilities.
+    Examples
+    --------
+    >>> import dask.bag
+    >>> from distributed import Client
+    >>> from extremax.dask import DaskTextClassifier
+    >>> client = Client(processes=False, dashboard_address=":0")
+    >>> texts = ["fell off a ladder", "fall from a roof", "bitten by a dog", "bitten by a cat"] * 5
+    >>> X = dask.bag.from_sequence(texts, npartitions=2)
+    >>> y = dask.bag.from_sequence(["fall", "fall", "bite", "bite"] * 5, npartitions=2)
+    >>> clf = DaskTextClassifier().fit(X, y)
+    >>> clf.predict(X).compute()[:3]
+    ['fall', 'fall', 'bite']
+    >>> client.close()
+    """
 
-        Two lazy Dask arrays (n_samples, k), computed by the same tasks; for a bag, a bag of such pairs.
-        Options as in `ExtremeClassifier.predict_topk`.
-        """
-        options = {"k": k, "search": search, "beam_width": beam_width}
-        if type(k) is not int or not 1 <= k <= len(self._fitted_classes):
-            raise ValueError(
-                f"k is {k!r}; predict_topk needs a whole number from 1 to {len(self.classes_):,}, the number"
-                " of classes."
-            )
-        model, n_threads = self._lazy_model(), self._job.task_threads
-        X = self._collection(X)
-        if not is_array(X):
-            return X.map_partitions(_bag_partition, model, "predict_topk", options, n_threads)
-        return prediction.predict_pair(X, model, self._label_type, options, n_threads)
+    _local = TextClassifier
 
-    def _predict(self, X: Any, method: str, dtype: np.dtype[Any], n_columns: int | None) -> Any:
-        model, n_threads = self._lazy_model(), self._job.task_threads
-        X = self._collection(X)
-        if not is_array(X):
-            return X.map_partitions(_bag_partition, model, method, {}, n_threads)
-        return prediction.predict_array(X, model, method, dtype, n_columns, n_threads)
-
-    def log_likelihood(self, X: Any, y: Any, sample_weight: Any = None) -> float:
-        """Return the mean log p(y|x), normalised over all classes; computed at once."""
-        return self._mean(X, y, sample_weight, "log_likelihood")
-
-    def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
-        """Return the accuracy; computed at once."""
-        return self._mean(X, y, sample_weight, "score")
-
-    def _mean(self, X: Any, y: Any, sample_weight: Any, method: str) -> float:
-        delayed = import_delayed()
-        model, n_threads = self._lazy_model(), self._job.task_threads
-        parts, labels, weights = split_all(self._collection(X), y, sample_weight)
-        work = delayed(prediction.evaluate_block, pure=False)
-        tasks = [work(*part, model, method, n_threads) for part in zip(parts, labels, weights, strict=True)]
-        found = self._job.gather(self._job.client.compute(tasks))
-        total = sum(weight for _, weight in found)
-        if total == 0.0:
-            raise ValueError("X has no rows.")
-        return float(sum(mean * weight for mean, weight in found) / total)
-
-    @property
-    def _fitted_classes(self) -> NDArray[Any]:
-        self._require_fitted()
-        return self.classes_
-
-    @property
-    def _label_type(self) -> np.dtype[Any]:
-        return self._fitted_classes.dtype
-
-    def _lazy_model(self) -> Any:
-        """Return the model as an argument of tasks: once per worker, not once per task."""
-        delayed = import_delayed()
-        self._require_fitted()
-        return delayed(self._saved or self._predictor(), pure=False)
-
-    def _collection(self, X: Any) -> Any:
-        if hasattr(X, "to_dask_array"):  # a data frame
-            X = X.to_dask_array()
-        split_collection(X, "X")
-        width = X.shape[1] if is_array(X) else self.n_features_in_
-        if width != self.n_features_in_:
-            raise ValueError(
-                f"X has {width} features, but DaskExtremeClassifier is expecting {self.n_features_in_}"
-                " features as input."
-            )
-        return X
-
-    # -- files ---------------------------------------------------------------------------------------------
-
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the model to a folder, all at once or not at all; `extremax.load_model` opens it.
-
-        Every worker writes the classes that it trained, in a folder that all workers and this process share.
-        Predictions from then on map the folder into memory, once per worker.
-        """
-        self._require_fitted()
-        if self._fit is None and self._saved is not None:
-            raise ValueError(f"this model was opened from {self._saved.path}; copy that folder.")
-        check_target(path)
-        target = os.path.abspath(path)
-        if isinstance(self._fit, RowFit):
-            local = make_local(None, self._about())
-            local.history_ = self.history_
-            self._fit.save(target, local.classes_, local._header())
-        else:
-            self.to_local().save(target)
-        self._saved = prediction.SavedModelAt(target, folder_checksum(target))
-
-    @classmethod
-    def open(cls, path: str | os.PathLike[str], client: Any = None) -> Self:
-        """Return a classifier that predicts with the model of a folder, mapped once per worker.
-
-        The folder is one that this class or `ExtremeClassifier` saved, and that all workers can read.
-        """
-        found: Any = load_model(path)
-        if not isinstance(found, ExtremeClassifier):
-            raise ValueError(
-                f"{path} holds a {type(found).__name__}; DaskExtremeClassifier opens classifiers."
-            )
-        clf = cls(client, **found.get_params(deep=False))
-        clf._job = Job(find_client(client), found.n_jobs)
-        clf.classes_, clf.n_features_in_ = found.classes_, found.n_features_in_
-        clf.history_, clf.seed_ = found.history_, found.seed_
-        clf.interrupted_ = found.interrupted_
-        clf._large_columns, clf._fit = found.layout_.scaling, None
-        clf._saved = prediction.SavedModelAt(path, folder_checksum(path))
-        return clf
-
-    @property
-    def choices_(self) -> dict[str, Any]:
-        """What was left open and chosen, as `ExtremeClassifier.choices_`."""
-        if "_fit" not in vars(self):
-            raise AttributeError("This DaskExtremeClassifier is not fitted yet; call fit(X, y) first.")
-        if self._fit is None:
-            return dict(self.to_local().choices_)
-        return dict(self._job.gather(self._job.submit(_choices_of, self._predictor())))
+    def __init__(
+        self, classifier: ExtremeClassifier | None = None, *, client: Any = None, **parameters: Any
+    ) -> None:
+        TextClassifier.__init__(self, classifier, **parameters)
+        self.client = client
 
 
-def _weight_of(block: b.Block) -> Float32 | None:
-    return block.weight
+def _require_room(client: Any, n_bytes: int, name: str) -> str:
+    """Return the worker with most memory; refuse rows that it cannot hold twice, as they came and joined."""
+    limits: dict[str, int] = client.run_on_scheduler(_memory_limits)
+    address = max(limits, key=lambda each: (limits[each] or np.inf, each))
+    if limits[address]:
+        hints = ["a worker with more memory", "fewer rows or features"]
+        need = {"rows": n_bytes, "rows in one piece": n_bytes}
+        check_memory(need, available=limits[address], hints=hints, what=f"{name}, on one worker,")
+    return address
 
 
-def _class_factor(given: Any, n_classes: int, n_blocks: int, *arrays: Any) -> Float32:
-    y, weight = np.concatenate(arrays[:n_blocks]), arrays[n_blocks:]
-    data = Examples.labels_only(y, len(y))
-    if weight:
-        data = data.with_row_weight(np.concatenate(weight))
-    return class_weights(given, data, n_classes)
+def _memory_limits(dask_scheduler: Any) -> dict[str, int]:
+    return {address: int(worker.memory_limit or 0) for address, worker in dask_scheduler.workers.items()}
 
 
-def _times_factor(y: Int32, weight: Float32 | None, factor: Float32) -> Float32:
-    data = Examples.labels_only(y, len(y)).with_row_weight(weight)
-    weighted = data.with_class_weight(factor).weight
-    assert weighted is not None
-    return weighted
+def fit_parts(
+    local: Classifier,
+    rows: list[Part],
+    held_out: list[Part],
+    label_column: str | None,
+    options: Mapping[str, Any],
+) -> tuple[Classifier, list[tuple[type[Warning], str]]]:
+    """Fit an estimator on the worker of this task, with the others; return it, and the warnings."""
+    distributed = import_module("distributed")
+    X, y, weight = join_parts(rows)
+    y = y if label_column is None else label_column
+    eval_set = join_parts(held_out)[:2] if held_out else None
+    with (
+        distributed.worker_client() as client,
+        use_executor(DaskExecutor(client)),
+        _resources_of(local, distributed.get_worker()),
+        warnings.catch_warnings(record=True) as caught,
+    ):
+        warnings.simplefilter("always")
+        local.fit(X, y, weight, eval_set=eval_set, **options)
+    told: list[tuple[type[Warning], str]] = [
+        (each.category, str(each.message)) for each in caught if issubclass(each.category, UserWarning)
+    ]
+    return local, told
 
 
-def make_local(fitted: Fitted | None, about: dict[str, Any]) -> ExtremeClassifier:
-    """Return a finished fit as the estimator that one machine would have made."""
-    local = ExtremeClassifier(**about["parameters"])
-    columns = np.empty((1, about["n_features"]), np.float32)
-    local._remember(columns, columns, about["classes"])
-    local.layout_ = FeatureLayout(about["n_features"], scaling=about["large_columns"])
-    local.seed_ = about["seed"]
-    if fitted is not None:
-        local._publish(fitted)
-    return local
-
-
-def _for_prediction(local: ExtremeClassifier) -> ExtremeClassifier:
-    found = copy.copy(local)
-    del found._fitted
-    return found
-
-
-def _bag_partition(partition: Any, model: Any, method: str, options: dict[str, Any], n_threads: int) -> Any:
-    return [prediction.call_block(list(partition), model, method, options, n_threads)]
-
-
-def _choices_of(local: ExtremeClassifier) -> dict[str, Any]:
-    return dict(local.choices_)
+@contextmanager
+def _resources_of(local: Any, worker: Any) -> Iterator[None]:
+    """Let a fit take the threads and the memory of a worker, where the parameters do not say."""
+    if isinstance(local, TextClassifier) and local.classifier is None:
+        local.classifier = ExtremeClassifier()
+    given: Any = local.classifier if isinstance(local, TextClassifier) else local
+    before = given.n_jobs, given.memory_limit
+    limit = worker.memory_manager.memory_limit
+    if given.n_jobs is None:
+        given.n_jobs = worker.state.nthreads
+    if given.memory_limit is None and limit:
+        given.memory_limit = max(1, limit - psutil.Process().memory_info().rss)
+    try:
+        yield
+    finally:
+        for each in (given, vars(local).get("classifier_", given)):
+            each.n_jobs, each.memory_limit = before

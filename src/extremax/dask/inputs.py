@@ -1,129 +1,221 @@
-"""Rows that a user passes: Dask arrays, bags of sparse blocks, data frames, or a folder of files."""
+"""Rows that a user passes: Dask collections, rows in memory, a file or a folder of files.
+
+They become parts: consecutive rows as one worker has them, which the worker of the fit joins.
+"""
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
-from typing import Any
+from collections.abc import Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
+from scipy import sparse
 
-from extremax.dask import blocks as b
-from extremax.dask.job import Job, import_delayed
+from extremax.dask.executor import make_key
+from extremax.data import load_dataset
 
-_TAKES = "Dask arrays, bags of sparse blocks, Dask data frames, or a folder of .npz or Parquet files"
+_KINDS = {"U": "strings", "T": "strings", "O": "objects", "S": "bytes", "b": "booleans"}
 
 
-def submit_blocks(job: Job, X: Any, y: Any, sample_weight: Any) -> list[Any]:
-    """Return futures of checked blocks of rows."""
+class Part(NamedTuple):
+    """Consecutive rows, their labels and their weights; labels and weights may be None."""
+
+    X: Any
+    y: Any = None
+    weight: Any = None
+
+
+def is_collection(X: Any) -> bool:
+    """Whether these are rows of a Dask array, data frame or bag."""
+    return bool(import_module("dask.base").is_dask_collection(X))
+
+
+def is_array(X: Any) -> bool:
+    """Whether a collection is a Dask array."""
+    return isinstance(X, import_module("dask.array").Array)
+
+
+def is_bag(X: Any) -> bool:
+    """Whether a collection is a bag."""
+    return isinstance(X, import_module("dask.bag").Bag)
+
+
+def submit_parts(client: Any, X: Any, y: Any, weight: Any, name: str) -> list[Any]:
+    """Return futures of the parts of some rows."""
     if isinstance(X, str | os.PathLike):
-        if y is not None or sample_weight is not None:
-            raise ValueError("X is a folder, whose files hold the labels; leave y and sample_weight out.")
-        files = b.list_files(X)
-        return [job.submit(b.read_file, path, i) for i, path in enumerate(files)]
-    read = import_delayed()(b.read_block, pure=False)
-    parts = zip(*split_all(X, y, sample_weight), strict=True)
-    futures: list[Any] = job.client.compute([read(*part, i) for i, part in enumerate(parts)])
+        if y is not None or weight is not None:
+            raise ValueError("X is a path, whose files hold the labels; leave y and sample_weight out.")
+        return [
+            client.submit(read_file, path, key=make_key("read-file"), pure=False) for path in list_files(X)
+        ]
+    if not is_collection(X):
+        if is_collection(y) or is_collection(weight):
+            raise TypeError(
+                f"X is a {type(X).__name__}, and y or sample_weight a Dask collection; {name} takes both from"
+                " Dask or both from memory."
+            )
+        found: list[Any] = client.scatter([Part(X, y, weight)], hash=False)
+        return found
+    rows = split_rows(X)
+    columns = [rows, _split_like(y, X, rows, "y"), _split_like(weight, X, rows, "sample_weight")]
+    read = import_module("dask").delayed(make_part, pure=False)
+    tasks = [read(*part, dask_key_name=make_key("read-part")) for part in zip(*columns, strict=True)]
+    futures: list[Any] = client.compute(tasks)
     return futures
 
 
-def split_all(X: Any, y: Any, sample_weight: Any) -> tuple[list[Any], list[Any], list[Any]]:
-    """Return the blocks of features, labels and weights (None without) as delayed objects."""
-    parts = split_collection(X, "X")
-    if y is None:
-        raise ValueError("y is None; give the label of each row.")
-    labels, weights = _split_like(y, X, len(parts), "y"), [None] * len(parts)
-    if sample_weight is not None:
-        weights = _split_like(sample_weight, X, len(parts), "sample_weight")
-    return parts, labels, weights
-
-
-def split_collection(X: Any, name: str) -> list[Any]:
-    """Return the blocks of rows of a collection as delayed objects."""
-    from dask.base import is_dask_collection
-
-    if not is_dask_collection(X):
-        raise TypeError(
-            f"{name} is a {type(X).__name__}; DaskExtremeClassifier takes {_TAKES}. For rows in memory use"
-            " ExtremeClassifier, or dask.array.from_array."
-        )
+def split_rows(X: Any, name: str = "X") -> list[Any]:
+    """Return the partitions of a collection as delayed objects."""
     if is_array(X) and X.ndim == 2 and X.numblocks[1] != 1:
         raise ValueError(
             f"{name} is cut into {X.numblocks[1]} blocks of columns; every block needs all columns:"
             f" {name}.rechunk({{1: -1}})."
         )
-    n_needed, what = (2, "rows and features") if name == "X" else (1, "one value per row")
-    if is_array(X) and X.ndim != n_needed:
-        raise ValueError(f"{name} has {X.ndim} dimensions where {n_needed} are needed: {what}.")
     found = X.to_delayed()
     return list(found.ravel()) if isinstance(found, np.ndarray) else list(found)
 
 
-def is_array(X: Any) -> bool:
-    """Whether a collection is a Dask array, and no bag or data frame."""
-    import dask.array as da
-
-    return isinstance(X, da.Array)
+def chunk_sizes(X: Any, n: int) -> list[float]:
+    """Return the rows of each partition; not a number where they are not known."""
+    return list(X.chunks[0]) if is_array(X) else [math.nan] * n
 
 
-def has_unknown_chunks(X: Any) -> bool:
-    """Whether the numbers of rows of the blocks are not known."""
-    return not is_array(X) or any(math.isnan(size) for size in X.chunks[0])
-
-
-def _split_like(y: Any, X: Any, n_blocks: int, name: str) -> list[Any]:
-    """Return the blocks of labels or weights that belong to those of X."""
-    arrays = is_array(y) and is_array(X) and y.ndim == 1
-    if arrays and not has_unknown_chunks(X) and not has_unknown_chunks(y):
+def _split_like(y: Any, X: Any, rows: list[Any], name: str) -> list[Any]:
+    """Return the partitions of labels or weights that belong to those of X."""
+    if y is None or isinstance(y, str):  # the name of a column of X
+        return [None] * len(rows)
+    if not is_collection(y):
+        raise TypeError(f"{name} is a {type(y).__name__}, and X a Dask collection; make it one as well.")
+    if is_array(X) and is_array(y) and not any(map(math.isnan, X.chunks[0] + y.chunks[0])):
         if y.shape[0] != X.shape[0]:
             raise ValueError(f"{name} has {y.shape[0]:,} values, but X has {X.shape[0]:,} rows.")
         if y.chunks[0] != X.chunks[0]:
-            y = y.rechunk((X.chunks[0],))
-    parts = split_collection(y, name)
-    if len(parts) != n_blocks:
-        unknown = has_unknown_chunks(X) or has_unknown_chunks(y)
-        hint = " X.compute_chunk_sizes() finds unknown chunk sizes." if unknown else ""
+            y = y.rechunk({0: X.chunks[0]})
+    parts = split_rows(y, name)
+    if len(parts) != len(rows):
+        hint = " X.compute_chunk_sizes() finds unknown chunk sizes." if is_array(X) else ""
         raise ValueError(
-            f"{name} has {len(parts)} blocks and X {n_blocks}; both need the same blocks of rows.{hint}"
+            f"{name} has {len(parts)} blocks and X {len(rows)}; both need the same blocks of rows.{hint}"
         )
     return parts
 
 
-def check_infos(infos: list[b.BlockInfo]) -> None:
-    """Refuse blocks that do not fit together."""
-    first = infos[0]
-    for i, info in enumerate(infos[1:], 1):
-        if info.n_features != first.n_features:
-            raise ValueError(
-                f"block {i} of X has {info.n_features} features, but block 0 has {first.n_features}; all"
-                " blocks need the same columns."
-            )
-        if (info.n_entries is None) != (first.n_entries is None):
-            kinds = ["dense" if each.n_entries is None else "sparse" for each in (first, info)]
-            raise ValueError(
-                f"block {i} of X is {kinds[1]}, but block 0 is {kinds[0]}; make all blocks of one kind."
-            )
-        if info.label_type != first.label_type:
-            raise ValueError(
-                f"y has {first.label_type} in block 0 and {info.label_type} in block {i}; labels must be of"
-                " one type: y.astype(str), for example."
-            )
+def list_files(path: str | os.PathLike[str]) -> list[str]:
+    """Return a file, or the files of a folder by name."""
+    given = Path(path)
+    if given.is_file():
+        return [str(given)]
+    if not given.is_dir():
+        raise ValueError(f"X is {str(given)!r}, which is no folder and no file.")
+    found = sorted(str(file) for file in given.iterdir() if file.is_file() and file.name[0] not in "._")
+    if not found:
+        raise ValueError(f"the folder {given} has no file.")
+    return found
 
 
-def group_blocks(sizes: list[int], n_groups: int) -> list[list[int]]:
-    """Return consecutive blocks in groups of about the same number of rows.
+def read_file(path: str) -> Part:
+    """Read the rows and labels of one file."""
+    data = load_dataset(path)
+    rows = data.X if data.texts is None else data.texts
+    if rows is None or data.y is None:
+        raise ValueError(f"{path} has no {'features' if rows is None else 'labels'}; every file needs both.")
+    y = data.y
+    if sparse.issparse(y):  # every file has columns of its own
+        names = range(y.shape[1]) if data.label_names is None else data.label_names
+        y = [[names[j] for j in y.indices[a:b].tolist()] for a, b in itertools.pairwise(y.indptr.tolist())]
+    return Part(rows if isinstance(rows, list) or sparse.issparse(rows) else np.asarray(rows), y)
 
-    Examples
-    --------
-    >>> group_blocks([5, 5, 5, 5, 20], 2)
-    [[0, 1, 2, 3], [4]]
-    """
-    if len(sizes) <= n_groups:
-        return [[i] for i in range(len(sizes))]
-    wanted, groups, done = sum(sizes) / n_groups, [[0]], sizes[0]
-    for i, size in enumerate(sizes[1:], 1):
-        if done + size / 2 > wanted * len(groups) and len(groups) < n_groups:
-            groups.append([])
-        groups[-1].append(i)
-        done += size
-    return groups
+
+def make_part(X: Any, y: Any, weight: Any) -> Part:
+    """Return the rows of one partition of each collection."""
+    return Part(*(_flat(values) for values in (X, y, weight)))
+
+
+def _flat(values: Any) -> Any:
+    """Return a partition of a bag as a list of rows: its elements may be blocks of them."""
+    if (
+        isinstance(values, list)
+        and values
+        and (sparse.issparse(values[0]) or isinstance(values[0], np.ndarray))
+    ):
+        return join(values, "the partition")
+    return values
+
+
+def count_bytes(part: Part) -> int:
+    """Return about how many bytes a part takes."""
+    return sum(map(_bytes_of, part))
+
+
+def _bytes_of(values: Any) -> int:
+    if sparse.issparse(values):
+        return int(values.data.nbytes + values.indices.nbytes + values.indptr.nbytes)
+    if hasattr(values, "memory_usage"):  # of pandas
+        return int(np.sum(values.memory_usage(deep=True)))
+    if isinstance(values, list | tuple):
+        return sum(60 + len(value) if isinstance(value, str) else 60 for value in values)
+    return int(getattr(values, "nbytes", 0))
+
+
+def join_parts(parts: Sequence[Part]) -> Part:
+    """Return consecutive parts as one."""
+    if len(parts) == 1:
+        return parts[0]
+    return Part(*(join([part[i] for part in parts], name) for i, name in enumerate(("X", "y", "weight"))))
+
+
+def join(blocks: list[Any], name: str) -> Any:
+    """Return blocks of rows, labels or weights as one; blocks of several kinds are refused."""
+    first = blocks[0]
+    if first is None:
+        return None
+    full = [block for block in blocks if len_of(block)] or blocks[:1]  # what a filter left empty has no type
+    kinds = [_kind_of(block) for block in full]
+    other = next((i for i, kind in enumerate(kinds) if kind != kinds[0]), None)
+    if other is not None:
+        raise ValueError(
+            f"{name} has {kinds[0]} in one block and {kinds[other]} in another; all blocks need one kind:"
+            f" {name}.astype(str), for example."
+        )
+    if sparse.issparse(first):
+        _require_one_width(full, name)
+        return sparse.vstack(full, format="csr")
+    if hasattr(first, "iloc"):
+        return import_module("pandas").concat(full)
+    if isinstance(first, np.ndarray):
+        if first.ndim > 1:
+            _require_one_width(full, name)
+        return np.concatenate(full)
+    return list(itertools.chain.from_iterable(full))
+
+
+def len_of(block: Any) -> int:
+    """Return the number of rows."""
+    return int(block.shape[0]) if hasattr(block, "shape") else len(block)
+
+
+def _require_one_width(blocks: list[Any], name: str) -> None:
+    widths = {block.shape[1] for block in blocks}
+    if len(widths) > 1:
+        few, *_, many = sorted(widths)
+        raise ValueError(f"{name} has blocks of {few} and of {many} columns; all need the same columns.")
+
+
+def _kind_of(block: Any) -> str:
+    """Return what a block holds, in words."""
+    if sparse.issparse(block):
+        return "sparse rows"
+    if hasattr(block, "iloc"):
+        return "a data frame"
+    if not isinstance(block, np.ndarray):
+        return "a list"
+    if block.ndim > 1:
+        return "dense rows"
+    if block.dtype.kind == "O" and all(type(value) is str for value in block):
+        return "strings"
+    return _KINDS.get(block.dtype.kind, "numbers")

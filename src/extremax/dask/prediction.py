@@ -1,4 +1,4 @@
-"""Predictions of Dask collections, block by block, with one model per worker."""
+"""Predictions of Dask collections, partition by partition, with one model per worker."""
 
 from __future__ import annotations
 
@@ -10,14 +10,12 @@ from operator import methodcaller
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from scipy import sparse
 
 from extremax.classifier import ExtremeClassifier
-from extremax.dask import blocks as b
-from extremax.dask.inputs import split_collection
-from extremax.dask.job import import_delayed
+from extremax.dask.inputs import Part, chunk_sizes, is_bag, len_of, make_part, split_rows
 from extremax.storage.folder import folder_checksum
-from extremax.text import load_model
+from extremax.text import TextClassifier, load_model
 
 
 class SavedModelAt:
@@ -34,88 +32,91 @@ class SavedModelAt:
     def __init__(self, path: str | os.PathLike[str], checksum: str) -> None:
         self.path, self.checksum = os.path.abspath(path), checksum
 
-    def open(self) -> ExtremeClassifier:
+    def open(self) -> ExtremeClassifier | TextClassifier:
         """Return the model, from the worker's memory where it was opened before."""
         return _open(self.path, self.checksum)
 
 
 @lru_cache(maxsize=4)
-def _open(path: str, checksum: str) -> ExtremeClassifier:
-    found: Any = load_model(path)
+def _open(path: str, checksum: str) -> ExtremeClassifier | TextClassifier:
+    found = load_model(path)
     if folder_checksum(path) != checksum:  # looked at last: the folder may be exchanged while it is read
         raise ValueError(
-            f"the model in {path} was saved again; open it anew with DaskExtremeClassifier.open."
+            f"the model in {path} was saved again; open it anew with DaskExtremeClassifier.open or"
+            " DaskTextClassifier.open."
         )
-    return found  # type: ignore[no-any-return]
+    return found
 
 
-def call_block(X: Any, model: Any, method: str, options: dict[str, Any], n_threads: int) -> Any:
-    """Return what a method of the model says of one block of rows."""
-    local = _copy_of(model, n_threads)
-    rows = b.one_matrix(X)
-    if rows.shape[0] == 0:  # how Dask asks for the type of a result, and blocks that a filter left empty
-        return _nothing(local, method, options)
-    return methodcaller(method, rows, **options)(local)
-
-
-def _copy_of(model: Any, n_threads: int) -> ExtremeClassifier:
-    """Return the model, which may be in a folder, with its own number of threads."""
+def _copy_of(model: Any) -> Any:
+    """Return the model, which may be in a folder, for one thread: Dask runs several tasks at a time."""
     local = copy.copy(model.open() if isinstance(model, SavedModelAt) else model)
-    local.n_jobs = n_threads
+    if isinstance(local, TextClassifier):
+        local.classifier_ = copy.copy(local.classifier_)
+    local._inner.n_jobs = 1
     return local
 
 
-def _nothing(local: ExtremeClassifier, method: str, options: dict[str, Any]) -> Any:
-    k = options.get("k", 5)
-    labels, numbers = local.classes_[:0], np.empty((0, len(local.classes_)))
-    return {
-        "predict": labels,
-        "predict_topk": (labels.reshape(0, 1).repeat(k, axis=1), np.empty((0, k), np.float32)),
-    }.get(method, numbers)
+def predict_block(X: Any, model: Any, method: str, options: dict[str, Any]) -> Any:
+    """Return what a method of the model says of one partition of rows."""
+    local, rows = _copy_of(model), make_part(X, None, None).X
+    if len_of(rows) > 0:
+        return methodcaller(method, rows, **options)(local)
+    labels, k = local.classes_[:0], options.get("k", 0)
+    if method == "predict":
+        return labels
+    if method == "predict_topk":
+        return labels.reshape(0, 1).repeat(k, axis=1), np.empty((0, k), np.float32)
+    return np.empty((0, len(local.classes_)))
 
 
-def predict_array(
-    X: Any, model: Any, method: str, dtype: np.dtype[Any], n_columns: int | None, n_threads: int
+def predict_bag(partition: Any, model: Any, method: str, options: dict[str, Any]) -> list[Any]:
+    """Return predictions of a partition: one for each text, or one array for each block of rows."""
+    given = list(partition)
+    if not given or not (sparse.issparse(given[0]) or isinstance(given[0], np.ndarray)):
+        found = predict_block(given, model, method, options)
+        if isinstance(found, tuple):
+            return list(zip(*found, strict=True))
+        return found.tolist() if getattr(found, "ndim", 2) == 1 else list(found)
+    return [predict_block(block, model, method, options) for block in given]
+
+
+def lazily(
+    X: Any, model: Any, method: str, options: dict[str, Any], columns: list[tuple[int | None, np.dtype[Any]]]
 ) -> Any:
-    """Return the lazy array of a method: one value per row, or `n_columns`."""
-    options: dict[str, Any] = {"dtype": dtype, "model": model, "method": method, "options": {}}
-    options["n_threads"] = n_threads
-    if n_columns is None:
-        return X.map_blocks(call_block, drop_axis=1, meta=np.empty(0, dtype), **options)
-    chunks = (X.chunks[0], (n_columns,))
-    return X.map_blocks(call_block, chunks=chunks, meta=np.empty((0, n_columns), dtype), **options)
+    """Return the predictions of a collection: a bag of a bag, else a lazy array for each of `columns`.
 
-
-def predict_pair(
-    X: Any, model: Any, dtype: np.dtype[Any], options: dict[str, Any], n_threads: int
-) -> tuple[Any, Any]:
-    """Return the lazy arrays of `predict_topk`, which one task per block computes together."""
-    da, delayed = import_module("dask.array"), import_delayed()
-    found = [
-        delayed(call_block, nout=2)(block, model, "predict_topk", options, n_threads)
-        for block in split_collection(X, "X")
-    ]
-    arrays = []
-    for i, kind in enumerate((dtype, np.dtype(np.float32))):
-        parts = [
-            da.from_delayed(pair[i], (size, options["k"]), kind, meta=np.empty((0, 0), kind))
-            for pair, size in zip(found, X.chunks[0], strict=True)
+    Parameters
+    ----------
+    model
+        The delayed model, which every worker gets once.
+    columns
+        Width, None for one value per row, and type of each array that the method returns.
+    """
+    if is_bag(X):
+        return X.map_partitions(predict_bag, model, method, options)
+    da, delayed = import_module("dask.array"), import_module("dask").delayed
+    parts = split_rows(X)
+    work = delayed(predict_block, pure=False, nout=len(columns) if len(columns) > 1 else None)
+    found, sizes, arrays = (
+        [work(part, model, method, options) for part in parts],
+        chunk_sizes(X, len(parts)),
+        [],
+    )
+    for i, (width, kind) in enumerate(columns):
+        tail = () if width is None else (width,)
+        blocks = [
+            da.from_delayed(each if len(columns) == 1 else each[i], (size, *tail), kind)
+            for each, size in zip(found, sizes, strict=True)
         ]
-        arrays.append(da.concatenate(parts, allow_unknown_chunksizes=True))
-    return arrays[0], arrays[1]
+        arrays.append(da.concatenate(blocks, allow_unknown_chunksizes=True))
+    return arrays[0] if len(columns) == 1 else tuple(arrays)
 
 
-def evaluate_block(
-    X: Any, y: Any, weight: Any, model: Any, method: str, n_threads: int
-) -> tuple[float, float]:
-    """Return a mean over a block of rows, and the weight that it has in the mean over all."""
-    local = _copy_of(model, n_threads)
-    labels: NDArray[Any] = np.asarray(b.one_vector(y))
-    rows = b.one_matrix(X)
-    if rows.shape[0] == 0:
+def evaluate_part(part: Part, model: Any, method: str) -> tuple[float, float]:
+    """Return a mean over a part, and the weight that it has in the mean over all."""
+    n_rows = len_of(part.X)
+    total = float(n_rows) if part.weight is None else float(np.sum(part.weight, dtype=np.float64))
+    if n_rows == 0 or total == 0.0:
         return 0.0, 0.0
-    weights = None if weight is None else np.asarray(b.one_vector(weight))
-    total = float(len(labels)) if weights is None else float(weights.sum(dtype=np.float64))
-    if total == 0.0:
-        return 0.0, 0.0
-    return float(methodcaller(method, rows, labels, weights)(local)), total
+    return float(methodcaller(method, part.X, part.y, part.weight)(_copy_of(model))), total
