@@ -178,3 +178,18 @@ def test_discriminants_separate_the_classes_most(data):
     assert both[0] >= both[1]
     directions = np.random.default_rng(1).normal(size=(6, 200))
     assert both[0] >= ratio(X @ directions).max() * 0.99  # Fisher's criterion: no direction does better
+
+
+@pytest.mark.identity
+def test_one_row_per_class_starts_at_the_nearest_row():
+    rng = np.random.default_rng(5)
+    n = 3000
+    X = rng.normal(size=(n, 4)).astype(np.float32)
+    tables = Tables.zeros(n, 4, "adagrad_row")
+    moments = Moments.from_pca(PCA.fit(X, 4, max_rows=None), 1.0)
+    data = Examples(X, np.arange(n, dtype=np.int32))
+    white = start_discriminant(tables, moments, data, WarmStartConfig(), Context(n_threads=1)).whitening
+    near = X[:100] + 0.01 * rng.normal(size=(100, 4)).astype(np.float32)
+    x, z = white.rows(near, 1.0), white.rows(X, 1.0)
+    nearest = np.argmin(np.square(x[:, None] - z).sum(axis=2), axis=1)
+    assert np.array_equal(np.argmax(x @ tables.weights.T + tables.biases, axis=1), nearest)

@@ -31,6 +31,8 @@ from extremax.types import Float32, Float64, Int32, Int64
 
 _SHIFT_PAIRS = 1 << 12  # pairs whose own means are in memory together
 _SUM_ROWS = 1 << 14  # pairs whose rows are read together
+# where each class has one row: half its length, its mean would be below classes whose rows are longer
+_ONE_ROW_SHRINKAGE = 1e-3
 _SCALE_ROWS = 512  # rows that a thread standardises at a time
 # of a product; independent of the threads, so that they change no result
 _GRAM_ROWS, _GRAM_LANES = 1 << 14, 8
@@ -149,6 +151,8 @@ def start_discriminant(
     shrinkage = config.shrinkage
     means *= (counts / (counts + shrinkage) / np.maximum(root, 1e-12)).astype(np.float32)[:, None]
     prior = np.log(np.maximum(counts, 0.5) / counts.sum())
+    if data.n_pairs and np.bincount(data.y).max() == 1:  # left out, a row leaves no mean to judge by
+        shrinkages = (_ONE_ROW_SHRINKAGE,)
     sample = _draw_sample(data, counts, prior, config, context.seed)
     white, own_variance = _choose_whitening(within, moments, means, sample, config)
     change_blocks(means, tables.biases, n_threads, lambda w, b: (w @ white.matrix, b))
