@@ -19,9 +19,8 @@ import pytest
 
 from extremax.report import beside, make_document, save_document
 from extremax.serve import models
-from extremax.serve.models import Predict, Slot, watch
+from extremax.serve.models import Slot, watch
 from extremax.serve.settings import ServeConfig
-from serve.conftest import make_texts
 from serve.live import PATIENCE, run_in_thread, running, wait_for
 
 CONFIG = ServeConfig(reload_seconds=0.001)
@@ -265,36 +264,9 @@ def test_a_flood_of_explanations_leaves_the_server_free(
         assert live.ask("/explain", {"inputs": "fell off a ladder"})[0] == 200
 
 
-def test_single_rows_are_answered_by_the_event_loop(
-    text_folder: Path, text_model: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with running({"m": text_folder}, reload_seconds=0, max_inline_seconds=10.0) as live:
-        model: Any = live.slots[0].current
-        answer, names = model.answer, []
-
-        def noted(pieces: Any, work: Predict) -> Any:
-            names.append(threading.current_thread().name)
-            return answer(pieces, work)
-
-        monkeypatch.setattr(model, "answer", noted)
-        texts = make_texts()[0]
-        found = [live.ask("/predict", {"inputs": text})[1] for text in texts[:3]]
-        assert names[0].startswith("extremax-short")  # nobody knows yet how long a row takes
-        assert not any(name.startswith("extremax-") for name in names[1:])
-        labels, log_prob = text_model.predict_topk(texts[:3], 5)
-        assert [[entry["label"] for entry in one] for one in found] == labels.tolist()
-        scores = [[entry["score"] for entry in one] for one in found]
-        assert scores == np.exp(log_prob.astype(np.float64)).tolist()
-        del names[:]
-        live.ask("/predict", {"inputs": texts[:2]})
-        live.ask("/predict", {"inputs": "ladder " * 100})  # long texts take longer than the others did
-        live.ask("/predict", {"inputs": texts[:20]})
-        assert [name.split("_")[0] for name in names] == ["extremax-short", "extremax-short", "extremax-long"]
-
-
 @pytest.mark.error
-def test_failure_in_the_event_loop_is_answered(text_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with running({"m": text_folder}, reload_seconds=0, max_inline_seconds=10.0) as live:
+def test_failure_of_the_model_is_answered(text_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with running({"m": text_folder}, reload_seconds=0) as live:
         model: Any = live.slots[0].current
         assert live.ask("/predict", {"inputs": "a"})[0] == 200
         with monkeypatch.context() as patch:

@@ -90,7 +90,7 @@ class Application:
                 raise ValueError(f"two models have the name {slot.name}; name them: NAME=FOLDER.")
         self.default, self.config, self.log = slots[0], config, log
         self.metrics = Metrics()
-        self.batcher = Batcher(config, on_batch=self.metrics.count_batch, on_wait=self.metrics.waits.observe)
+        self.batcher = Batcher(config, self.metrics)
         self.is_ready = self.is_stopping = False
         self.page_calls = asyncio.Semaphore(_PAGE_CALLS)
         self.explain_calls = asyncio.Semaphore(_EXPLAIN_CALLS)
@@ -179,10 +179,9 @@ class Application:
         return router
 
     def _complete(self, document: dict[str, Any]) -> None:
-        """Add bodies, limits and keys to the OpenAPI document."""
+        """Add bodies and keys to the OpenAPI document."""
         bodies: Any = [(schemas.Question, "validation"), (schemas.WhyQuestion, "validation")]
         _, found = models_json_schema(bodies, ref_template="#/components/schemas/{model}")
-        schemas.describe_limits(found["$defs"], self.config)
         document["components"]["schemas"] |= found["$defs"]
         if self.config.api_key is not None:
             document["components"]["securitySchemes"] = {
@@ -238,12 +237,7 @@ class Application:
 
     async def predict(self, request: Request) -> Response:
         """Find the most probable labels of texts or vectors."""
-        self.batcher.n_arriving += 1  # other requests may wait a moment for these rows
-        try:
-            body = await self.read_body(request)
-        finally:
-            self.batcher.n_arriving -= 1
-        question = questions.read_body(body, schemas.Question)
+        question = questions.read_body(await self.read_body(request), schemas.Question)
         model, parameters = self.find(request, question.model), question.parameters or schemas.Parameters()
         rows = questions.read_rows(question.inputs, model, self.config)
         top_k = min(questions.read_top_k(parameters, self.config.top_k, self.config), model.n_classes)
@@ -360,7 +354,7 @@ class Application:
     async def show_metrics(self) -> Response:
         """Return figures of the server for Prometheus."""
         slots = list(self.slots.values())
-        text = await asyncio.to_thread(self.metrics.text, self.batcher, slots)
+        text = await asyncio.to_thread(self.metrics.text, self.batcher.n_queued, slots)
         return Response(text, headers={"Content-Type": _METRICS_TYPE})
 
     async def show_page(self, request: Request) -> Response:

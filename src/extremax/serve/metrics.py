@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from extremax.serve.batching import Batcher
-
 if TYPE_CHECKING:
     from extremax.serve.models import Slot
 
@@ -42,12 +40,6 @@ class Metrics:
         self.reloads = counter("extremax_reloads", "Models that were loaded again.", ["model", "outcome"])
         self.active = gauge("extremax_active_requests", "Requests that are being answered.")
         self.queued = gauge("extremax_queued_rows", "Rows that wait for a model.")
-        self.mean_top = gauge(
-            "extremax_mean_top_probability", "Mean probability of the first label.", ["model"]
-        )
-        self.unknown_share = gauge(
-            "extremax_unknown_share", "Share of texts that say nothing to the model.", ["model"]
-        )
         self.loaded = gauge("extremax_loaded_timestamp_seconds", "When the model was loaded.", ["model"])
         by_statistic = ["model", "statistic"]
         self.evidence = gauge(
@@ -78,10 +70,10 @@ class Metrics:
         self.batches.observe(n_rows)
         self.model_seconds.observe(seconds)
 
-    def text(self, batcher: Batcher, slots: Sequence[Slot]) -> bytes:
+    def text(self, n_queued: int, slots: Sequence[Slot]) -> bytes:
         """Return all figures in the text format of Prometheus."""
         with self._lock:
-            self.queued.set(batcher.n_queued)
+            self.queued.set(n_queued)
             for gauge in (self.evidence, self.alarm, self.distance):
                 gauge.clear()  # a reloaded model may have no monitor
             for slot in slots:
@@ -94,13 +86,6 @@ class Metrics:
         if model is None:
             return
         self.loaded.labels(slot.name).set(model.loaded_at.timestamp())
-        n_rows, n_unknown, top = (
-            self.registry.get_sample_value(f"extremax_{name}_total", {"model": slot.name}) or 0.0
-            for name in ("rows", "unknown_rows", "top_probability")
-        )
-        if n_rows:
-            self.mean_top.labels(slot.name).set(top / n_rows)
-            self.unknown_share.labels(slot.name).set(n_unknown / n_rows)
         report = model.monitor_report()
         for name, found in (report or {"statistics": {}})["statistics"].items():
             self.evidence.labels(slot.name, name).set(found["max_log_evidence"])

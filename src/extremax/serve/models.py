@@ -20,7 +20,6 @@ from scipy import sparse
 
 from extremax.report import ModelPage, beside, load_analysis
 from extremax.runtime.threads import resolve_threads, run
-from extremax.serve.batching import RowTime
 from extremax.serve.questions import SparseRow
 from extremax.serve.settings import ServeConfig
 from extremax.storage.folder import HEADER
@@ -31,8 +30,6 @@ _WARM_UP = "a"
 _WARM_UP_ROWS = (1, 9)  # one row takes another way than several
 _MOST_DENSE = 1_000_000  # columns of the longest dense vector to warm up with
 _LOWEST_LOG = float(np.finfo(np.float32).min)  # stands for the logarithm of zero, which JSON does not have
-_LIGHT_CHARACTERS = 500  # of a text ...
-_LIGHT_ENTRIES = 2000  # ... and numbers of a vector that the thread of the event loop may take
 
 
 @dataclass(frozen=True)
@@ -45,16 +42,6 @@ class Predict:
     kind: str  # "texts", "dense" or "sparse"
     as_log: bool
     among: tuple[int, ...] = ()  # classes to choose from; none means all
-
-    @property
-    def row_time(self) -> RowTime:
-        return self.model.row_times.setdefault((self.kind, self.search), RowTime())
-
-    def is_light(self, row: Any) -> bool:
-        """Whether a row is a short text that no encoder reads, or a vector with few entries."""
-        if self.kind == "texts":
-            return len(row) <= _LIGHT_CHARACTERS and not self.model.encodes
-        return len(row.indices if self.kind == "sparse" else row) <= _LIGHT_ENTRIES
 
     def run(self, pieces: Sequence[Sequence[Any]]) -> list[list[bytes]]:
         """Return the answers to the rows of each piece as JSON."""
@@ -84,7 +71,6 @@ class ServedModel:
         self.describe_label = lru_cache(_KEPT_LABELS)(self._describe_label)
         self.on_answer: Callable[[str, int, int, float], None] = lambda name, n_rows, n_unknown, top: None
         self.log: Callable[[str], None] = lambda text: None
-        self.row_times: dict[tuple[str, str], RowTime] = {}  # of each kind of row and search
         self.monitor: Any = None
         self._monitor_lock = threading.Lock()
         self._page_lock = threading.Lock()

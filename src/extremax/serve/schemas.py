@@ -11,8 +11,6 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SkipValidation, model_validator
 from pydantic_core import PydanticCustomError
 
-from extremax.serve.settings import ServeConfig
-
 _SHOWN = 60  # characters of a bad value in an error
 MAX_LISTED = 1000
 MAX_NODE = 2**31 - 1
@@ -241,19 +239,7 @@ class Error(BaseModel):
     error: str
 
 
-# -- the document and the errors -----------------------------------------------------------------------------
-
-
-def describe_limits(schemas: dict[str, Any], config: ServeConfig) -> None:
-    """Write the limits of a server into the schemas of its bodies."""
-    for name in ("Question", "WhyQuestion"):
-        kinds = schemas[name]["properties"]["inputs"]["anyOf"]
-        for kind in (*kinds, *kinds[-1].get("items", {}).get("anyOf", ())):
-            if kind.get("type") == "string":
-                kind["maxLength"] = config.max_characters
-    schemas["Question"]["properties"]["inputs"]["anyOf"][-1]["maxItems"] = config.max_texts
-    for name in ("Parameters", "WhyParameters"):
-        schemas[name]["properties"]["top_k"]["anyOf"][0] |= {"minimum": 1, "maximum": config.max_top_k}
+# -- errors ------------------------------------------------------------------------------------------------
 
 
 def explain_fault(error: Mapping[str, Any]) -> str:

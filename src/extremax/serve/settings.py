@@ -33,11 +33,6 @@ class ServeConfig:
         Texts that may wait; a request beyond is answered with 503.
     max_batch_rows : int
         Texts of several requests that the model scores in one call; those of one request stay together.
-    max_wait_seconds : float
-        Longest time that a text waits for others that are just arriving; one that is alone never waits.
-    max_inline_seconds : float
-        A single row is answered without another thread where rows of its kind and search take at most so long
-        of the processor, and twice as long by the clock; 0 for never.
     short_rows : int
         Requests of at most so many texts do not wait for longer ones.
     reload_seconds : float
@@ -66,8 +61,6 @@ class ServeConfig:
     max_connections: int = 1000
     max_queue_rows: int = 8192
     max_batch_rows: int = 128
-    max_wait_seconds: float = 0.002
-    max_inline_seconds: float = 0.005
     short_rows: int = 8
     reload_seconds: float = 1.0
     search: str = "exact"
