@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 from extremax.cli.app import app
 from test_docs import PAGES, blocks_of, commands_of, name_of, same_output
 
-LONG = {"demo", "run", "tune", "plot", "reproduce", "theory", "serve", "--install-completion"}
+LONG = {"demo", "run", "tune", "plot", "reproduce", "serve", "--install-completion"}
 ROWS = [
     (f"{start} {thing} {trouble}", queue)
     for (thing, queue), trouble, start in itertools.product(

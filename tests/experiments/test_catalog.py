@@ -62,19 +62,31 @@ def test_compressed_files_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize(
     ("name", "text", "sentence"),
     [
-        ("trn_ft_mat_dense.txt", "", "is empty"),
+        ("trn_ft_mat_dense.txt", "", "line 1: starts with ''; expected two numbers"),
         (
             "trn_ft_mat_dense.txt",
             "40\n1 2 3 4\n",
-            "line 1: starts with '40'; expected the numbers of rows and features",
+            "line 1: starts with '40'; expected two numbers",
         ),
-        ("trn_ft_mat_dense.txt", "40 4\n1 2 3\n", "line 2: has 3 numbers; expected 4"),
-        ("trn_ft_mat_dense.txt", "40 4\n1 2 3 4\n1 2 x 4\n", "line 3: expected numbers"),
-        ("trn_ft_mat_dense.txt", "40 4\n1 2 3 4\n", "ends after 1 of 40 rows"),
-        ("trn_ft_mat_dense.txt", "1 4\n1 2 3 4\n1 2 3 4\n", "line 3: more rows than the 1 of the header"),
-        ("trn_lbl_mat.txt", "40 10\n3:1 4:2\n", "line 2: has '4:2'; expected a label as '17:1'"),
-        ("trn_lbl_mat.txt", "40 10\n10:1\n", "line 2: has label 10 of 10, counted from 0"),
-        ("trn_lbl_mat.txt", "40 10\n1:1\n", "has 1 rows; expected 40"),
+        ("trn_ft_mat_dense.txt", "40 4\n1 2 3\n", "has 1 rows of 3 numbers; its first line says 40 of 4"),
+        (
+            "trn_ft_mat_dense.txt",
+            "40 4\n1 2 3 4\n1 2 x 4\n",
+            "needs 4 numbers in each line: could not convert string 'x'",
+        ),
+        ("trn_ft_mat_dense.txt", "40 4\n1 2 3 4\n", "has 1 rows of 4 numbers; its first line says 40 of 4"),
+        (
+            "trn_ft_mat_dense.txt",
+            "1 4\n1 2 3 4\n1 2 3 4\n",
+            "has 2 rows of 4 numbers; its first line says 1 of 4",
+        ),
+        (
+            "trn_lbl_mat.txt",
+            "40 10\n3:1 4:2\n",
+            "line 2: has '4:2'; expected labels from 0 to 9, written as '17:1'",
+        ),
+        ("trn_lbl_mat.txt", "40 10\n10:1\n", "line 2: has '10:1'; expected labels from 0 to 9"),
+        ("trn_lbl_mat.txt", "40 10\n1:1\n", "has 1 rows; its first line says 40"),
         ("trn_lbl_mat.txt", "1 10\n1:1\n", "has 1 rows; the features have 40"),
     ],
 )

@@ -17,6 +17,7 @@ from extremax.experiments.catalog import load_named, source_files
 from extremax.experiments.methods import FIGURE_1
 from extremax.experiments.paper import by_classes
 from extremax.experiments.paper.by_classes import lemma_recipe, reproduce_lemmas
+from extremax.experiments.paper.plan import describe_needs
 from extremax.experiments.paper.reproduction import recipe_for
 from extremax.experiments.recipe import find_recipe, load_recipe
 from extremax.experiments.rows import load_rows
@@ -128,7 +129,6 @@ def test_command_compares_by_number_of_classes(
 ) -> None:
     """Learned and other features, from the word forms to the table; the second call repeats nothing."""
     pytest.importorskip("torch")
-    pytest.importorskip("optuna")
     monkeypatch.setitem(catalog.LEMMA_SUBSETS, "lemmas-5000", 20)
     monkeypatch.setattr(by_classes, "N_FEATURES", 16)
     out = tmp_path / "out"
@@ -137,9 +137,11 @@ def test_command_compares_by_number_of_classes(
     done = CliRunner().invoke(app, arguments)
     assert done.exit_code == 0, done.stderr
     told = done.stderr.splitlines()
-    assert "spacy-lookups-data" in told[0]
-    assert "minutes of processor time" in told[1]
-    assert told[2].startswith("memory: about")
+    assert told[0].startswith("2 comparisons take at most about")
+    assert told[1].startswith("lemmas-5000 needs")
+    assert "pl_lemma_lookup_noun.json.gz" in told[1]
+    assert "minutes of processor time" in told[2]
+    assert told[3].startswith("memory: ")
     assert any("learned the features in" in line for line in told)
     factors, _, verdicts = done.stdout.partition("\n\n")
     rows = [line.split(" | ")[:3] for line in factors.splitlines()[2:]]
@@ -157,10 +159,11 @@ def test_command_compares_by_number_of_classes(
     assert again.stdout == done.stdout  # about all that the folder holds
 
 
-def test_plan_says_what_was_measured(table: Path) -> None:
+def test_plan_is_a_bound_on_what_was_measured(table: Path) -> None:
     """5.0 and 6.0 minutes of processor time on two kinds of features of 16,000 lemmas, with one seed."""
-    words = by_classes.describe_plan([16_000], ["text"], len(FIGURE_1), 1)
-    assert "take about 6 minutes" in words[1]
+    recipes = {name: lemma_recipe(16_000, "text", name) for name in FIGURE_1}
+    _, seconds = describe_needs(recipes, n_trials=by_classes.N_TRIALS, n_finalists=by_classes.N_FINALISTS)
+    assert 6 < seconds / 60 < 18
 
 
 def test_unknown_sizes_and_features_reject(tmp_path: Path) -> None:

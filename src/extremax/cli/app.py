@@ -19,7 +19,7 @@ from extremax.cli.signals import EXIT_INTERRUPTED, command_signals
 # Functions of the modules of extremax.cli that have the same name, or of another; in the order of --help.
 COMMANDS = (
     *("train", "predict", "evaluate", "report", "inspect", "update", "export", "ask", "serve", "demo"),
-    *("experiments.run", "experiments.tune", "experiments.plot", "experiments.reproduce", "theory"),
+    *("experiments.run", "experiments.tune", "experiments.plot", "experiments.reproduce"),
 )
 USER_ERRORS = (ValueError, TypeError, OSError, ImportError, MemoryError, OverflowError)
 EXIT_ERROR, EXIT_PIPE_CLOSED = 1, 141

@@ -73,8 +73,8 @@ def tune(
 ) -> None:
     """Search the best parameters of a recipe on validation rows.
 
-    The recipe with the best parameters is written to best.toml. The same command resumes a search that was
-    interrupted; more --trials continue one that is finished.
+    Combinations are drawn at random. The recipe with the best parameters is written to best.toml. The same
+    command resumes a search that was interrupted; more --trials continue one that is finished.
     """
     from extremax.experiments import find_recipe, load_recipe
     from extremax.experiments import tune as tune_recipe
@@ -83,17 +83,16 @@ def tune(
     chosen = load_recipe(find_recipe(recipe))
     show: dict[str, Any] = {"log": terminal.log, "on_trial": lambda trial: terminal.log(trial.describe())}
     result = tune_recipe(chosen, out, n_trials=trials, n_jobs=threads, **show)
+    found = [vars(trial) for trial in result.trials]
     if as_json:
-        found = [vars(trial) for trial in result.trials]
-        terminal.show_json({"best": vars(result.best_trial), "recipe": str(result.path), "trials": found})
+        terminal.show_json({"best": found[0], "recipe": str(result.path), "trials": found})
         return
-    names = list(result.best_trial.parameters)
-    ranked = sorted(result.trials, key=lambda t: float("-inf") if t.score is None else t.score, reverse=True)
+    names = list(found[0]["parameters"])
     terminal.print_table(
-        ["trial", *names, f"valid {chosen.search.score}", "best epoch", "seconds", "end"],
+        ["trial", *names, f"valid {chosen.search.score}", "best epoch", "seconds"],
         [
-            [t.number, *(str(t.parameters[name]) for name in names), t.score, t.n_epochs, t.seconds, t.state]
-            for t in ranked
+            [t.number, *(str(t.parameters[name]) for name in names), t.score, t.n_epochs, t.seconds]
+            for t in result.trials
         ],
         title=f"search for {result.best.name}",
     )
@@ -112,7 +111,7 @@ def reproduce(  # noqa: PLR0913 (the parameters are the options)
         typer.Option("--method", "-m", help="One of the methods; may be repeated.  [default: all]"),
     ] = None,
     seconds: Annotated[
-        float | None, typer.Option(min=0.0, help="Training time per run, instead of the recipes' epochs.")
+        float | None, typer.Option(min=0.0, help="Processor seconds of training per run, instead of epochs.")
     ] = None,
     trials: Annotated[
         int, typer.Option(min=0, help="Trials of each method on validation rows; 0: the recipes as they are.")
@@ -133,12 +132,6 @@ def reproduce(  # noqa: PLR0913 (the parameters are the options)
     features: Annotated[
         list[str] | None, typer.Option(help="For lemmas: learned or text; may be repeated.")
     ] = None,
-    cpu: Annotated[
-        bool,
-        typer.Option(
-            "--cpu/--wall", help="Time of verdicts and figure: of the processor, or elapsed; use --threads 1."
-        ),
-    ] = True,
     threads: Threads = None,
     as_json: Json = False,
     quiet: Quiet = False,
@@ -147,17 +140,17 @@ def reproduce(  # noqa: PLR0913 (the parameters are the options)
 
     Trains the methods of Figure 1 and softmax; writes a figure, tables, and which of the paper's claims hold.
     With --trials each method is tuned first, over the paper's grid; with --seeds 3 verdicts have an error.
-    eurlex57k, npm-owner-124k and the XML-CNN features of amazon-670k and wikipedia-500k are read from the
-    folder that the environment variable EXTREMAX_DATA names; polish-nouns comes from the package
-    spacy-lookups-data. For amazon-670k and wikipedia-500k it first states which files and how much memory
-    it needs. eurlex57k-smallest with --method softmax and --method uniform is the
-    experiment of the paper's appendix A.2. lemmas is 5,000, 16,000 and 50,000 lemmas of polish-nouns: it
-    tells how the factors depend on the number of classes. The same command resumes a comparison that was
-    interrupted.
+    Before it starts it says which files, how much time and how much memory it needs. eurlex57k,
+    npm-owner-124k and the XML-CNN features of amazon-670k and wikipedia-500k are read from the folder that
+    the environment variable EXTREMAX_DATA names; polish-nouns comes from the package spacy-lookups-data.
+    Times are processor seconds; use --threads 1. eurlex57k-smallest with --method softmax and --method
+    uniform is the experiment of the paper's appendix A.2. lemmas is 5,000, 16,000 and 50,000 lemmas of
+    polish-nouns: it tells how the factors depend on the number of classes. The same command resumes a
+    comparison that was interrupted.
     """
-    from extremax.experiments.paper import reproduce as reproduce_paper
     from extremax.experiments.paper.by_classes import reproduce_lemmas
     from extremax.experiments.paper.reproduction import ALL_METHODS
+    from extremax.experiments.paper.reproduction import reproduce as reproduce_paper
 
     terminal.set_quiet(quiet)
     for name in methods or ():
@@ -169,7 +162,6 @@ def reproduce(  # noqa: PLR0913 (the parameters are the options)
         "max_seconds": seconds,
         "n_trials": trials,
         "n_seeds": seeds,
-        "clock": "cpu_seconds" if cpu else "seconds",
         "n_jobs": threads,
         "command": " ".join(["extremax", *sys.argv[1:]]),
         "log": terminal.log,
@@ -189,10 +181,9 @@ def reproduce(  # noqa: PLR0913 (the parameters are the options)
         terminal.show_json({"outcomes": outcomes, "verdicts": [vars(verdict) for verdict in result.verdicts]})
         return
     terminal.print_table(
-        ["method", "test accuracy", "standard error", "test log-likelihood", "processor s", "wall s"],
+        ["method", "test accuracy", "standard error", "test log-likelihood", "processor s"],
         [
-            [name, o.accuracy, o.error("accuracy"), o.log_likelihood]
-            + [o.seconds(clock) for clock in ("cpu_seconds", "seconds")]
+            [name, *(o.mean("accuracy"), o.error("accuracy"), o.mean("log_likelihood"), o.seconds())]
             for name, o in result.outcomes.items()
         ],
         title=f"the paper's comparison on {data}",

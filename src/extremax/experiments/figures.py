@@ -16,9 +16,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from extremax.experiments.curve import Point, read_curve
 from extremax.experiments.methods import METHODS, PROPOSED, Method
 from extremax.runtime.atomic_files import stage_of
+from extremax.types import Float64
 
 FORMATS = ("png", "svg", "pdf")
 CLOCKS = {"seconds": "training time (s)", "cpu_seconds": "processor time of training (s)"}
@@ -45,10 +48,6 @@ class RunCurve:
     n_classes: int | None
     n_train: int | None
 
-    def finished(self) -> bool:
-        """Tell whether the run has come to its end."""
-        return (self.folder / "summary.json").exists()
-
 
 def read_run(folder: str | os.PathLike[str]) -> RunCurve:
     """Return the curve of a run, finished or not."""
@@ -58,15 +57,11 @@ def read_run(folder: str | os.PathLike[str]) -> RunCurve:
     config = json.loads((path / "config.json").read_text(encoding="utf-8"))
     summary_path = path / "summary.json"
     summary = json.loads(summary_path.read_text(encoding="utf-8")) if summary_path.exists() else {}
-    name = config["data"]["name"] or Path(config["data"]["path"]).name
-    return RunCurve(
-        path,
-        name,
-        config["method"],
+    name, points = (
+        config["data"]["name"] or Path(config["data"]["path"]).name,
         read_curve(path / "curve.jsonl"),
-        summary.get("n_classes"),
-        summary.get("n_train"),
     )
+    return RunCurve(path, name, config["method"], points, summary.get("n_classes"), summary.get("n_train"))
 
 
 def plot(
@@ -103,8 +98,7 @@ def plot(
     for kind in kinds:
         if kind not in FORMATS:
             raise ValueError(f"a figure cannot be written as {kind!r}; use one of {', '.join(FORMATS)}.")
-    curves = [read_run(folder) for folder in folders]
-    curves = [curve for curve in curves if curve.points]
+    curves = [curve for curve in map(read_run, folders) if curve.points]
     if not curves:
         raise ValueError("there is nothing to draw: none of the folders has a point of a learning curve yet.")
     try:
@@ -112,13 +106,13 @@ def plot(
         from matplotlib.backends.backend_agg import FigureCanvasAgg
     except ImportError as error:
         raise ImportError("figures need matplotlib: pip install 'extremax[plot]'.") from error
+    path.parent.mkdir(parents=True, exist_ok=True)
+    written = []
     with mpl.rc_context(_STYLE):
         figure = _draw(curves, clock)
         FigureCanvasAgg(figure)
         figure.draw_without_rendering()
         figure.set_layout_engine("none")  # laid out once: every format has the same places
-        written = []
-        path.parent.mkdir(parents=True, exist_ok=True)
         for kind in kinds:
             target = path.with_suffix(f".{kind}")
             stage = stage_of(target)
@@ -131,75 +125,46 @@ def plot(
 
 
 _STYLE: Any = {
-    "font.size": 9.0,
-    "axes.titlesize": 9.5,
-    "axes.labelsize": 9.0,
-    "xtick.labelsize": 8.0,
-    "ytick.labelsize": 8.0,
-    "legend.fontsize": 8.5,
+    "font.size": 8.5,
     "axes.spines.top": False,
     "axes.spines.right": False,
-    "axes.linewidth": 0.8,
-    "lines.linewidth": 1.5,
+    "axes.axisbelow": True,
+    "axes.grid": True,
+    "grid.color": "#DDDDDD",
     "svg.fonttype": "none",
     "svg.hashsalt": "extremax",
     "pdf.fonttype": 42,
-    "figure.dpi": 100,
 }
 
 
 def _draw(curves: list[RunCurve], clock: str) -> Any:
     from matplotlib.figure import Figure
-    from matplotlib.lines import Line2D
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, PercentFormatter
+    from matplotlib.ticker import PercentFormatter
 
     sets = list(dict.fromkeys(curve.data for curve in curves))
     styles = method_styles(curves)
     n_columns = min(3, len(styles))
-    legend_rows = -(-len(styles) // n_columns)
-    height = 2.55 * len(sets) + 0.24 * legend_rows + 0.25
+    height = 2.55 * len(sets) + 0.24 * -(-len(styles) // n_columns) + 0.25
     figure = Figure(figsize=(7.2, height), layout="constrained")
-    panels = figure.subplots(len(sets), 2, squeeze=False)
+    panels: Any = figure.subplots(len(sets), 2, squeeze=False)
+    lines = {}
     for row, name in zip(panels, sets, strict=True):
         chosen = [curve for curve in curves if curve.data == name]
         for axis, figure_name in zip(row, ("log_likelihood", "accuracy"), strict=True):
-            for method in reversed([name for name in styles if any(c.method == name for c in chosen)]):
-                curves_of_method = [curve for curve in chosen if curve.method == method]
-                _draw_band(axis, band_of(curves_of_method, figure_name, clock), method, styles[method])
-            axis.set_xscale("log")
-            times = [point[clock] for curve in chosen for point in curve.points if point.get(clock)]
-            wide = max(times, default=1.0) > 300 * min(times, default=1.0)
-            axis.xaxis.set_major_locator(LogLocator(subs=(1.0,) if wide else (1.0, 2.0, 5.0), numticks=12))
-            axis.xaxis.set_major_formatter(FuncFormatter(lambda seconds, _: f"{seconds:,.10g}"))
-            axis.xaxis.set_minor_formatter(NullFormatter())
-            axis.grid(True, color="#DDDDDD", linewidth=0.6)
-            axis.set_axisbelow(True)
-            axis.set_xlabel(CLOCKS[clock])
-        row[0].set_ylabel("test log-likelihood per row")
-        row[1].set_ylabel("test accuracy")
+            for method, style in styles.items():
+                if of_method := [curve for curve in chosen if curve.method == method]:
+                    lines[method] = _draw_band(axis, band_of(of_method, figure_name, clock), style)
+            axis.set(xscale="log", xlabel=CLOCKS[clock], ylabel=f"test {figure_name.replace('_l', '-l')}")
+            axis.xaxis.set_major_formatter(lambda seconds, _: f"{seconds:,.10g}")
         row[1].set_ylim(bottom=0.0)
-        row[1].yaxis.set_major_formatter(
-            PercentFormatter(1.0, decimals=0 if row[1].get_ylim()[1] > 0.08 else 1)
-        )
+        row[1].yaxis.set_major_formatter(PercentFormatter(1.0))
         _limit_log_likelihood(row[0], chosen)
-        name, _, sizes = describe_data(chosen[0]).partition(": ")
-        row[0].set_title(name, loc="left", fontweight="bold")
+        title, _, sizes = describe_data(chosen[0]).partition(": ")
+        row[0].set_title(title, loc="left", fontweight="bold")
         row[1].set_title(sizes, loc="right")
-    handles = [
-        Line2D(
-            [],
-            [],
-            color=style.color,
-            marker=style.marker,
-            label=style.label,
-            linewidth=_width(method),
-            markersize=5,
-        )
-        for method, style in styles.items()
-    ]
-    figure.legend(
-        handles=handles, loc="outside upper center", ncols=n_columns, frameon=False, handlelength=2.4
-    )
+    handles = [lines[method] for method in styles]
+    labels = [style.label for style in styles.values()]
+    figure.legend(handles, labels, loc="outside upper center", ncols=n_columns, frameon=False)
     return figure
 
 
@@ -207,67 +172,42 @@ def _draw(curves: list[RunCurve], clock: str) -> Any:
 class Band:
     """Mean, lowest and highest figure of some runs, and their mean times, point by point."""
 
-    times: list[float]
-    mean: list[float]
-    low: list[float]
-    high: list[float]
+    times: Float64
+    mean: Float64
+    low: Float64
+    high: Float64
     n_runs: int
 
 
 def band_of(curves: Sequence[RunCurve], figure: str, clock: str) -> Band:
     """Return the band of runs, at the numbers of samples that all of them have."""
+    name = f"test_{figure}"
     tables = [
-        {
-            point["samples"]: (point[clock], point[f"test_{figure}"])
-            for point in curve.points
-            if point.get(clock) and point.get(f"test_{figure}") is not None
-        }
+        {p["samples"]: (p[clock], p[name]) for p in curve.points if p.get(clock) and p.get(name) is not None}
         for curve in curves
     ]
     common = [samples for samples in tables[0] if all(samples in table for table in tables)]
-    found = [[table[samples] for table in tables] for samples in common]
-    values = [[value for _, value in runs] for runs in found]
-    return Band(
-        [sum(time for time, _ in runs) / len(runs) for runs in found],
-        [sum(runs) / len(runs) for runs in values],
-        [min(runs) for runs in values],
-        [max(runs) for runs in values],
-        len(tables),
-    )
+    pairs = [[table[samples] for table in tables] for samples in common]
+    times, values = np.array(pairs, np.float64).reshape(-1, len(tables), 2).transpose(2, 0, 1)
+    return Band(times.mean(axis=1), values.mean(axis=1), values.min(axis=1), values.max(axis=1), len(tables))
 
 
-def _draw_band(axis: Any, band: Band, method: str, style: Method) -> None:
-    front = 3 if method == PROPOSED else 2
+def _draw_band(axis: Any, band: Band, style: Method) -> Any:
+    """Draw a method, the proposed one in front of the others; return the line."""
+    proposed = style is METHODS[PROPOSED]
+    look: dict[str, Any] = {"color": style.color, "zorder": 3 if proposed else 2}
     if band.n_runs > 1:
-        axis.fill_between(
-            band.times, band.low, band.high, color=style.color, alpha=0.22, linewidth=0, zorder=front
-        )
-    axis.plot(
-        band.times,
-        band.mean,
-        color=style.color,
-        marker=style.marker,
-        markersize=4.2,
-        markeredgecolor="white",
-        markeredgewidth=0.5,
-        linewidth=_width(method),
-        zorder=front,
-    )
-
-
-def _width(method: str) -> float:
-    return 2.2 if method == PROPOSED else 1.4
+        axis.fill_between(band.times, band.low, band.high, alpha=0.22, linewidth=0, **look)
+    look |= {"marker": style.marker, "markersize": 4.2, "linewidth": 2.2 if proposed else 1.4}
+    (line,) = axis.plot(band.times, band.mean, **look)
+    return line
 
 
 def _limit_log_likelihood(axis: Any, curves: list[RunCurve]) -> None:
     """Cut the axis a little below uniform guessing: a method that diverges must not squeeze the others."""
-    values = [point["test_log_likelihood"] for curve in curves for point in curve.points]
-    finite = [value for value in values if value is not None and math.isfinite(value)]
     n_classes = max((curve.n_classes or 0 for curve in curves), default=0)
-    if finite and n_classes > 1:
-        lowest = -1.15 * math.log(n_classes)
-        if min(finite) < lowest:
-            axis.set_ylim(bottom=lowest)
+    if n_classes > 1:
+        axis.set_ylim(bottom=max(axis.get_ylim()[0], -1.15 * math.log(n_classes)))
 
 
 def method_styles(curves: Sequence[RunCurve]) -> dict[str, Method]:

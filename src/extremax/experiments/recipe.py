@@ -24,8 +24,8 @@ from msgspec.structs import asdict, replace
 from extremax.params import CLASSIFIER_PARAMETERS, PARAMETERS
 from extremax.solvers.registry import SOLVERS
 
-# Parameters of the machine and the terminal are not part of an experiment.
-NOT_IN_RECIPES = ("memory_limit", "n_jobs", "verbose", "validation_fraction")
+# Parameters of the machine and the terminal, and of rows held out by the classifier itself.
+NOT_IN_RECIPES = ("memory_limit", "n_jobs", "patience", "verbose", "validation_fraction")
 _MODEL_NAMES = tuple(name for name in PARAMETERS if name not in NOT_IN_RECIPES)
 
 
@@ -125,10 +125,10 @@ class EvaluationConfig(_Section, frozen=True):
         Points are evenly spaced in the logarithm of the number of training rows seen, starting at
         `first_samples`, so they do not depend on the speed of the machine.
     valid_rows, test_rows
-        Upper limits on the rows evaluated, a random sample where there are more.
+        Upper limits on the rows evaluated, a random sample where there are more; test rows may be 0.
     max_seconds
-        Training ends with the epoch in which the clock passes this; the model then depends on the speed of
-        the machine.
+        Training ends with the epoch in which its processor time, all threads together, passes this; the model
+        then depends on the speed of the machine.
     until_plateau
         Points lie at 1, 2, 4, ... epochs instead; training ends at the one where the last doubling changed
         validation accuracy by less than 2% of itself, after 8 epochs at the earliest.
@@ -139,7 +139,7 @@ class EvaluationConfig(_Section, frozen=True):
     first_samples: Count = 1000
     points_per_decade: Count = 6
     valid_rows: Count = 10_000
-    test_rows: Count = 10_000
+    test_rows: Annotated[int, msgspec.Meta(ge=0)] = 10_000
     max_seconds: Annotated[float, msgspec.Meta(gt=0.0)] | None = None
     until_plateau: bool = False
     seed: Seed = 0
@@ -172,8 +172,6 @@ class SearchConfig(_Section, frozen=True):
         Epochs of a trial; by default those of the model.
     score
         Validation score to maximize.
-    pruner
-        Rule that stops bad trials early.
     seed
         Seed of the search.
     """
@@ -182,7 +180,6 @@ class SearchConfig(_Section, frozen=True):
     n_trials: Count = 30
     n_epochs: Count | None = None
     score: Literal["log_likelihood", "accuracy"] = "log_likelihood"
-    pruner: Literal["median", "hyperband", "none"] = "median"
     seed: Seed = 0
 
     def __post_init__(self) -> None:

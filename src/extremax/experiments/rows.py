@@ -74,7 +74,7 @@ class Rows:
     def sizes(self) -> dict[str, Any]:
         """Return the numbers for the summary of a run."""
         return {
-            **{f"n_{split}": len(self.y[split]) for split in SPLITS},
+            **{f"n_{split}": len(y) for split, y in self.y.items()},
             "n_features": int(self.X["train"].shape[1]),
             "n_classes": self.n_classes,
             "n_left_out": self.n_left_out,

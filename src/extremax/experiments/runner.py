@@ -28,10 +28,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
 import scipy.sparse as sp
 
 from extremax.classifier import ExtremeClassifier
 from extremax.errors import TrainingInterruptedWarning
+from extremax.examples import Examples
 from extremax.experiments.curve import (
     CurveFile,
     Evaluator,
@@ -45,16 +47,29 @@ from extremax.experiments.machine import environment
 from extremax.experiments.methods import make_classifier, method_of
 from extremax.experiments.recipe import EvaluationConfig, Recipe, resolve
 from extremax.experiments.rows import Log, Rows, load_rows
-from extremax.experiments.shared_noise import FittedNoise, TrainingOver, warm_up
 from extremax.model import Model
 from extremax.runtime.atomic_files import write_json
 from extremax.runtime.locks import hold_folder
 from extremax.runtime.threads import resolve_threads
 from extremax.solvers.loop import Moment, Record, Watcher
 from extremax.text import load_model
+from extremax.tree.noise import TreeNoise
 
 OnPoint = Callable[[Point], None]
 _LONG_COMPILATION = 5.0  # seconds of compilation that are worth a message
+
+
+class TrainingOver(Exception):
+    """Raised by a callback that needs no more of a model: calibration and search index are skipped."""
+
+
+@dataclass(frozen=True)
+class FittedNoise:
+    """A tree as noise, and the time it took to fit it and its projection."""
+
+    noise: TreeNoise
+    seconds: float
+    cpu_seconds: float
 
 
 @dataclass(frozen=True)
@@ -63,7 +78,6 @@ class RunOptions:
 
     n_jobs: int | None
     checkpoint_seconds: float
-    clock: str
     noise: FittedNoise | None
     keep_model: bool
     log: Log
@@ -77,7 +91,6 @@ def run(  # noqa: PLR0913 (the parameters are the API)
     rows: Rows | None = None,
     n_jobs: int | None = None,
     checkpoint_seconds: float = 10.0,
-    clock: str = "seconds",
     noise: FittedNoise | None = None,
     keep_model: bool = True,
     log: Log = lambda text: None,
@@ -97,8 +110,6 @@ def run(  # noqa: PLR0913 (the parameters are the API)
         Threads; the model does not depend on it.
     checkpoint_seconds : float
         Least time between two checkpoints, which are written after whole epochs.
-    clock : {"seconds", "cpu_seconds"}
-        Time that `max_seconds` limits: elapsed time, or processor time, which runs evenly on a busy machine.
     noise : FittedNoise, optional
         The recipe's noise, if it is fitted already; its time counts as training time.
     keep_model : bool
@@ -114,7 +125,7 @@ def run(  # noqa: PLR0913 (the parameters are the API)
     folder = Path(out)
     config = json.loads(json.dumps(resolve(recipe)))
     config["method"] = recipe.method or method_of(config["model"])
-    options = RunOptions(n_jobs, checkpoint_seconds, clock, noise, keep_model, log, on_point)
+    options = RunOptions(n_jobs, checkpoint_seconds, noise, keep_model, log, on_point)
     with open_folder(folder, "config.json", config, what="run"):
         if (folder / "summary.json").exists():
             log(f"{folder} is finished already")
@@ -131,17 +142,19 @@ def _run(
     load_seconds = time.perf_counter() - started
     n_rows, n_features = rows.X["train"].shape
     log(f"{rows.name}: {n_rows:,} training rows, {rows.n_classes:,} classes, {n_features:,} features")
-    patience, parameters = config["model"].get("patience"), {**config["model"], "patience": None}
+    parameters = dict(config["model"])
     compile_seconds = warm_up(parameters, sparse=sp.issparse(rows.X["train"]), n_jobs=n_jobs)
     if compile_seconds > _LONG_COMPILATION:
         log(f"compiled in {compile_seconds:.0f} s; later runs find the kernels ready")
     limits = {"valid": recipe.evaluation.valid_rows, "test": recipe.evaluation.test_rows}
-    samples = {split: rows.sample(split, limit, recipe.evaluation.seed) for split, limit in limits.items()}
+    samples = {
+        split: rows.sample(split, limit, recipe.evaluation.seed) for split, limit in limits.items() if limit
+    }
     if options.noise is not None:
         parameters["noise"] = options.noise.noise
     clf, state = load_checkpoint(folder) or (make_classifier(parameters, n_jobs=n_jobs), None)
     evaluate = Evaluator(samples, n_jobs)
-    watcher = RunWatcher(clf, folder, evaluate, n_rows, recipe.evaluation, patience, options)
+    watcher = RunWatcher(clf, folder, evaluate, n_rows, recipe.evaluation, options)
     sessions = folder / "machine.json"
     earlier = json.loads(sessions.read_text()) if sessions.exists() else []
     write_json(sessions, [*earlier, environment()])
@@ -157,9 +170,6 @@ def _run(
             complete(clf, lambda: clf.resume_fit(X, y, callbacks=[watcher]))
     if options.keep_model:
         watcher.close(clf.history_[-1])
-        if watcher.best is not None:
-            clf = cast("ExtremeClassifier", load_model(folder / "best"))
-        clf.set_params(patience=patience)
         clf.save(folder / "model")
     points = watcher.curve.points
     summary = {
@@ -182,14 +192,13 @@ def _run(
         **{key: value for key, value in environment().items() if key != "versions"},
     }
     write_json(folder / "summary.json", summary)
-    for name in ("checkpoint", "best"):
-        shutil.rmtree(folder / name, ignore_errors=True)
+    shutil.rmtree(folder / "checkpoint", ignore_errors=True)
     (folder / "checkpoint.json").unlink(missing_ok=True)
     return summary
 
 
 class RunWatcher(Watcher):
-    """Adds points to the curve, writes checkpoints, and ends training by patience or time."""
+    """Adds points to the curve, writes checkpoints, and ends training on the plateau or by time."""
 
     def __init__(
         self,
@@ -198,17 +207,15 @@ class RunWatcher(Watcher):
         evaluate: Evaluator,
         n_rows: int,
         evaluation: EvaluationConfig,
-        patience: int | None,
         options: RunOptions,
     ) -> None:
         self.clf, self.folder, self.evaluate, self.n_rows = clf, folder, evaluate, n_rows
-        self.patience, self.max_seconds, self.options = patience, evaluation.max_seconds, options
+        self.max_seconds, self.options = evaluation.max_seconds, options
         self.schedule = Schedule.of(evaluation, n_rows)
         self.until_plateau = evaluation.until_plateau
         self.curve = CurveFile(folder / "curve.jsonl")
         self.saved_at = time.perf_counter()
         self.evaluated_before, self.due, self.finished = 0.0, 0.0, False
-        self.best: dict[str, Any] | None = None  # epoch and log_likelihood, where there is patience
         noise = options.noise
         self.earlier_seconds = 0.0 if noise is None else noise.seconds
         # Added to the processor's clock, it gives training time.
@@ -227,8 +234,7 @@ class RunWatcher(Watcher):
     def restore(self, state: Mapping[str, Any]) -> None:
         """Continue from the state of a checkpoint."""
         self.curve.cut(state["n_points"])
-        self.evaluated_before, self.best = state["evaluation_seconds"], state["best"]
-        self.finished = state["finished"]
+        self.evaluated_before, self.finished = state["evaluation_seconds"], state["finished"]
         self.cpu_offset = state["cpu_seconds"] - time.process_time()
         self.due = self.schedule.next_after(self.curve.points[-1]["samples"])
 
@@ -244,13 +250,10 @@ class RunWatcher(Watcher):
             self._add_point(record, samples, moment.model())
 
     def __call__(self, record: Record) -> bool:
-        samples, seconds = record_samples(record, self.n_rows), record["seconds"] + self.earlier_seconds
-        now = self.cpu_seconds if self.options.clock == "cpu_seconds" else seconds
-        stop = self.max_seconds is not None and now >= self.max_seconds
-        if self.patience is not None or stop or samples >= self.due:
-            point = self._add_point(record, samples, self.clf.model_)
-            if self.patience is not None:
-                stop |= self._keep_best(point, record["epoch"], self.patience)
+        samples = record_samples(record, self.n_rows)
+        stop = self.max_seconds is not None and self.cpu_seconds >= self.max_seconds
+        if stop or samples >= self.due:
+            self._add_point(record, samples, self.clf.model_)
             stop |= self.until_plateau and on_plateau(self.curve.points)
         self.finished = stop
         if not self.options.keep_model and (stop or record["epoch"] == self.clf.choices_["n_epochs"]):
@@ -265,7 +268,7 @@ class RunWatcher(Watcher):
         if self.curve.points[-1]["epoch"] != record["epoch"]:
             self._add_point(record, record_samples(record, self.n_rows), self.clf.model_)
 
-    def _add_point(self, record: Record, samples: int, model: Model) -> Point:
+    def _add_point(self, record: Record, samples: int, model: Model) -> None:
         point = {
             "epoch": samples / self.n_rows,
             "samples": samples,
@@ -275,20 +278,12 @@ class RunWatcher(Watcher):
         }
         before = time.process_time()
         point |= self.evaluate(model)
-        save_test_rows(self.folder, len(self.curve.points), self.evaluate.by_row["test"])
+        if "test" in self.evaluate.by_row:
+            save_test_rows(self.folder, len(self.curve.points), self.evaluate.by_row["test"])
         self.curve.add(point)  # after the rows, so that every point has its rows
         self.due = self.schedule.next_after(samples)
         self.options.on_point(point)
         self.cpu_offset -= time.process_time() - before
-        return point
-
-    def _keep_best(self, point: Point, epoch: int, patience: int) -> bool:
-        """Save the model if it is the best so far; return whether patience has run out."""
-        value = point["valid_log_likelihood"]
-        if self.best is None or value > self.best["log_likelihood"]:
-            self.clf.save(self.folder / "best")
-            self.best = {"epoch": epoch, "log_likelihood": value}
-        return bool(epoch - self.best["epoch"] >= patience)
 
     def _save(self) -> None:
         before = time.process_time()
@@ -296,7 +291,6 @@ class RunWatcher(Watcher):
             "n_points": len(self.curve.points),
             "evaluation_seconds": self.evaluation_seconds,
             "cpu_seconds": self.cpu_seconds,
-            "best": self.best,
             "finished": self.finished,
         }
         save_checkpoint(self.folder, self.clf, state)
@@ -373,3 +367,40 @@ def _difference(there: Any, here: Any, name: str = "") -> str:
         found = (_difference(there.get(key), here.get(key), f"{name}.{key}".lstrip(".")) for key in keys)
         return next(filter(None, found), "")
     return "" if there == here else f"{name} is {there!r} there and {here!r} here"
+
+
+# -- noise
+
+
+def fit_shared_noise(parameters: Mapping[str, Any], rows: Rows, *, n_jobs: int | None = None) -> FittedNoise:
+    """Fit projection and tree of a model with adversarial noise, without training it."""
+    warm_up(parameters, sparse=sp.issparse(rows.X["train"]), n_jobs=n_jobs)
+    clf = make_classifier({**parameters, "n_epochs": 1}, n_jobs=n_jobs)
+    found: list[FittedNoise] = []
+    before = time.process_time()
+
+    class Catch(Watcher):
+        def at_start(self, moment: Moment) -> None:
+            model, cpu_seconds = moment.model(), time.process_time() - before
+            if model.noise is None or model.noise.tree is None:
+                raise ValueError("noise without a tree is not shared: it takes no time to fit.")
+            noise = TreeNoise(model.noise.tree, model.projection)
+            found.append(FittedNoise(noise, float(moment.record["seconds"]), cpu_seconds))
+            raise TrainingOver
+
+    with contextlib.suppress(TrainingOver):
+        clf.fit(rows.X["train"], rows.y["train"], callbacks=[Catch()])
+    return found[0]
+
+
+def warm_up(parameters: Mapping[str, Any], *, sparse: bool, n_jobs: int | None) -> float:
+    """Compile the kernels of training and evaluation with these parameters; return the seconds it took."""
+    started = time.perf_counter()
+    y = np.arange(300) % 40
+    X = np.random.default_rng(0).standard_normal((300, 8)).astype(np.float32)
+    features = sp.csr_matrix(X) if sparse else X
+    small = {"n_epochs": 1} | ({"tree_components": 4} if "tree_components" in parameters else {})
+    clf = make_classifier({**parameters, **small}, n_jobs=n_jobs)
+    clf.fit(features, y)
+    clf.model_.evaluate(Examples(features, y.astype(np.int32)), n_threads=resolve_threads(n_jobs))
+    return time.perf_counter() - started

@@ -1,8 +1,9 @@
-"""Search for the best parameters of a recipe by Optuna, on validation rows alone.
+"""Search for the best parameters of a recipe at random, on validation rows alone.
 
-The folder of a search holds ``study.db`` (SQLite), ``trials.json`` and ``best.toml``, the recipe with the
-best parameters. An interrupted or killed search is resumed: finished trials are kept, and one that was cut
-off is repeated. While a search runs, it locks its folder.
+A trial is a run without test rows, in the folder ``trials`` of the search; combinations are drawn without
+repetition and do not depend on earlier scores, so that all methods of a comparison are searched alike. The
+same call resumes a search: finished trials are kept, and the one that was cut off is resumed. ``trials.json``
+holds the scores, and ``best.toml`` the recipe with the best parameters.
 
 The default space is the paper's grid, with higher learning rates added: the best ones on rows of unit length.
 """
@@ -11,31 +12,29 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import os
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import scipy.sparse as sp
+import numpy as np
+from msgspec.structs import replace
 
-from extremax.experiments.curve import Evaluator, Schedule
-from extremax.experiments.methods import METHODS, make_classifier, method_of
-from extremax.experiments.recipe import Recipe, model_defaults, resolve, to_toml
+from extremax.experiments.curve import best_point, read_curve
+from extremax.experiments.methods import METHODS, method_of
+from extremax.experiments.recipe import Range, Recipe, model_defaults, resolve, to_toml
 from extremax.experiments.rows import Log, Rows, load_rows
-from extremax.experiments.runner import complete, open_folder, record_samples
-from extremax.experiments.shared_noise import FittedNoise, TrainingOver, warm_up
+from extremax.experiments.runner import FittedNoise, open_folder, run
 from extremax.params import PARAMETERS
 from extremax.runtime.atomic_files import write_json, write_text
-from extremax.solvers.loop import Record
 
 LEARNING_RATES = (0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
 SOFTMAX_RATES = (*LEARNING_RATES, 3.0, 10.0)  # as in the paper: gradients without noise allow longer steps
 SCORE_PENALTIES = (1e-5, 3e-5, 1e-4, 3e-4, 1e-3, 3e-3, 0.01, 0.03)
 PRIOR_VARIANCES = (0.01, 0.1, 1.0, 10.0, 100.0)
 _POINTS_PER_DECADE = 3  # at most: evaluating validation rows may cost more than the epochs before it
-_RESULT = "result"  # attribute of a trial that came to an end
 
 
 @dataclass(frozen=True)
@@ -45,44 +44,37 @@ class Trial:
     Attributes
     ----------
     number
-        Number in the study.
+        Number in the search.
     parameters
         Parameters that were tried.
     score
-        Best score on validation rows; None if it ended before any.
-    state
-        "complete", "pruned" or "diverged".
+        Best score on validation rows; None if training diverged.
     n_epochs
         Epoch of the best score.
     seconds
-        Elapsed time.
+        Time of training.
     """
 
     number: int
     parameters: dict[str, Any]
     score: float | None
-    state: str
-    n_epochs: int
+    n_epochs: float
     seconds: float
 
     def describe(self) -> str:
         """Return one line about the trial."""
-        score = "-" if self.score is None else f"{self.score:.4f}"
+        score = "diverged" if self.score is None else f"{self.score:.4f}"
         words = "  ".join(f"{name} {value}" for name, value in self.parameters.items())
-        return f"trial {self.number:<4} {score:>9}  {self.state:9} {self.seconds:7.1f} s  {words}"
+        return f"trial {self.number:<4} {score:>9} {self.seconds:7.1f} s  {words}"
 
 
 @dataclass(frozen=True)
 class SearchResult:
-    """Result of a search: the best recipe, all trials, and the file of the recipe."""
+    """Result of a search: the best recipe, its file, and all trials, the best first."""
 
     best: Recipe
     trials: list[Trial]
     path: Path
-
-    @property
-    def best_trial(self) -> Trial:
-        return best_trial(self.trials)
 
 
 def default_space(model: Mapping[str, Any]) -> dict[str, Any]:
@@ -106,6 +98,34 @@ def default_space(model: Mapping[str, Any]) -> dict[str, Any]:
         "prior_variance": list(PRIOR_VARIANCES),
     }
     return {"learning_rate": list(rates), **{name: values[name] for name in method.searched}}
+
+
+def draw_parameters(space: Mapping[str, Any], n: int, seed: int) -> Iterator[dict[str, Any]]:
+    """Draw combinations from lists and ranges; of lists alone none twice, and no more than there are.
+
+    Examples
+    --------
+    >>> [*draw_parameters({"learning_rate": [0.1, 0.3]}, 5, seed=0)]
+    [{'learning_rate': 0.3}, {'learning_rate': 0.1}]
+    """
+    rng = np.random.default_rng(seed)
+    if all(isinstance(values, list) for values in space.values()):
+        every = [*itertools.product(*space.values())]
+        for i in rng.permutation(len(every))[:n]:
+            yield dict(zip(space, every[i], strict=True))
+        return
+    for _ in range(n):
+        yield {name: _draw(values, rng) for name, values in space.items()}
+
+
+def _draw(values: list[Any] | Range, rng: np.random.Generator) -> Any:
+    if isinstance(values, list):
+        return values[rng.integers(len(values))]
+    if values.log:
+        drawn = math.exp(rng.uniform(math.log(values.low), math.log(values.high)))
+    else:
+        drawn = float(rng.uniform(values.low, values.high))
+    return round(drawn) if isinstance(values.low, int) and isinstance(values.high, int) else drawn
 
 
 def tune(  # noqa: PLR0913 (the parameters are the API)
@@ -136,180 +156,53 @@ def tune(  # noqa: PLR0913 (the parameters are the API)
     noise : FittedNoise, optional
         The recipe's noise, if it is fitted already; no parameter of the space may change it.
     log, on_trial : callable
-        Called with messages, and with each finished trial.
+        Called with messages, and with each trial that was not finished before.
     """
-    try:
-        import optuna
-        from sqlalchemy.exc import SQLAlchemyError
-    except ImportError as error:
-        raise ImportError("a search needs optuna: pip install 'extremax[tune]'.") from error
-    folder, n_trials = Path(out), n_trials or recipe.search.n_trials
-    space = dict(recipe.search.space) or default_space(recipe.model)
-    with open_folder(folder, "search.json", _description(recipe, space), what="search"):
-        optuna.logging.set_verbosity(optuna.logging.ERROR)
-        storage: Any = None
-        try:
-            storage = optuna.storages.RDBStorage(f"sqlite:///{folder / 'study.db'}")
-            study = optuna.create_study(
-                study_name="search",
-                storage=storage,
-                load_if_exists=True,
-                direction="maximize",
-                pruner=_pruner(optuna, recipe),
-            )
-            n_done = _repeat_cut_off(study)
-            # The count is part of the seed, so that a resumed sampler does not repeat its draws.
-            study.sampler = optuna.samplers.TPESampler(
-                seed=recipe.search.seed + n_done, n_startup_trials=max(4, n_trials // 4)
-            )
-            if n_done < n_trials:
-                rows = rows or load_rows(recipe, n_jobs=n_jobs, log=log)
-                parameters = {**resolve(recipe)["model"], "patience": None}
-                warm_up(parameters, sparse=sp.issparse(rows.X["train"]), n_jobs=n_jobs)
-                for _ in range(n_trials - n_done):
-                    trial = _ask(study, optuna, space)
-                    if trial is None:
-                        log("every combination of the space has been tried")
-                        break
-                    _try(study, optuna, trial, recipe, rows, n_jobs, noise)
-                    on_trial(_trials(study)[-1])
-            trials = _trials(study)
-        except (SQLAlchemyError, optuna.exceptions.StorageInternalError) as error:
-            cause: BaseException = error
-            while cause.__cause__ is not None:  # the words of SQLite, without the statement
-                cause = cause.__cause__
-            raise OSError(
-                f"{folder / 'study.db'} cannot be read or written ({cause}); the same command goes on from"
-                " the trials that are in it."
-            ) from error
-        finally:
-            if storage is not None:
-                storage.remove_session()
-                storage.engine.dispose()
+    folder, search = Path(out), recipe.search
+    space = dict(search.space) or default_space(recipe.model)
+    sparse_points = min(recipe.evaluation.points_per_decade, _POINTS_PER_DECADE)
+    evaluation = replace(recipe.evaluation, test_rows=0, points_per_decade=sparse_points)
+    tried = replace(recipe, evaluation=evaluation)
+    if search.n_epochs is not None:
+        tried = tried.with_model(n_epochs=search.n_epochs)
+    content = json.loads(json.dumps({**resolve(tried), "seed": search.seed, "space": str(space)}))
+    trials: list[Trial] = []
+    with open_folder(folder, "search.json", content, what="search"):
+        rows = rows or load_rows(recipe, n_jobs=n_jobs, log=log)
+        drawn = draw_parameters(space, n_trials or search.n_trials, search.seed)
+        for number, parameters in enumerate(drawn):
+            place = folder / "trials" / f"{number:03d}"
+            is_new = not (place / "summary.json").exists()
+            try:
+                run(
+                    tried.with_model(**parameters),
+                    place,
+                    rows=rows,
+                    n_jobs=n_jobs,
+                    noise=noise,
+                    keep_model=False,
+                )
+            except ValueError as error:  # with these parameters: others may do
+                log(f"trial {number}: {error}")
+            trials.append(_read_trial(number, parameters, place, search.score))
+            if is_new:
+                on_trial(trials[-1])
+        trials.sort(key=lambda trial: -math.inf if trial.score is None else trial.score, reverse=True)
+        if not trials or trials[0].score is None:
+            raise ValueError("no trial of the search came to a score; widen its space or look at its errors.")
         write_json(folder / "trials.json", [vars(trial) for trial in trials])
-        chosen = best_trial(trials)
-        best = recipe.with_model(**chosen.parameters)
-        comment = f"Best of {len(trials)} trials by validation {recipe.search.score}: {chosen.score:.4f}"
-        write_text(folder / "best.toml", to_toml(best, comment=f"{comment} after {chosen.n_epochs} epochs."))
-        return SearchResult(best, trials, folder / "best.toml")
+        best = recipe.with_model(**trials[0].parameters)
+        words = f"Best of {len(trials)} trials by validation {search.score}: {trials[0].score:.4f}"
+        write_text(
+            folder / "best.toml", to_toml(best, comment=f"{words} after {trials[0].n_epochs:g} epochs.")
+        )
+    return SearchResult(best, trials, folder / "best.toml")
 
 
-def best_trial(trials: Sequence[Trial]) -> Trial:
-    """Return the trial with the best score, whether it was pruned or not."""
-    scored = [trial for trial in trials if trial.score is not None]
-    if not scored:
-        raise ValueError("no trial of the search came to a score; widen its space or look at its errors.")
-    return max(scored, key=lambda trial: trial.score or 0.0)
-
-
-def _ask(study: Any, optuna: Any, space: Mapping[str, Any]) -> Any:
-    """Return the next trial, none twice; None if all combinations of a space of lists were tried."""
-    known = [trial.parameters for trial in _trials(study)]
-    distributions = {name: _distribution(optuna, values) for name, values in space.items()}
-    trial = study.ask(distributions)
-    if trial.params not in known or not all(isinstance(values, list) for values in space.values()):
-        return trial
-    study.tell(trial, state=optuna.trial.TrialState.FAIL)  # without a result it does not count
-    combinations = (dict(zip(space, values, strict=True)) for values in itertools.product(*space.values()))
-    left = [values for values in combinations if values not in known]
-    if not left:
-        return None
-    # The combination with most values of the one that the sampler wanted again.
-    wanted = trial.params
-    study.enqueue_trial(max(left, key=lambda values: sum(values[name] == wanted[name] for name in values)))
-    return study.ask(distributions)
-
-
-def _distribution(optuna: Any, values: Any) -> Any:
-    if isinstance(values, list):
-        return optuna.distributions.CategoricalDistribution(values)
-    if isinstance(values.low, int) and isinstance(values.high, int):
-        return optuna.distributions.IntDistribution(values.low, values.high, log=values.log)
-    return optuna.distributions.FloatDistribution(values.low, values.high, log=values.log)
-
-
-def _try(
-    study: Any,
-    optuna: Any,
-    trial: Any,
-    recipe: Recipe,
-    rows: Rows,
-    n_jobs: int | None,
-    noise: FittedNoise | None,
-) -> None:
-    parameters = {**resolve(recipe.with_model(**trial.params))["model"], "patience": None}
-    parameters["n_epochs"] = recipe.search.n_epochs or parameters["n_epochs"]
-    if noise is not None:
-        parameters["noise"] = noise.noise
-    evaluation = recipe.evaluation
-    evaluate = Evaluator({"valid": rows.sample("valid", evaluation.valid_rows, evaluation.seed)}, n_jobs)
-    clf = make_classifier(parameters, n_jobs=n_jobs)
-    schedule = Schedule(evaluation.first_samples, min(evaluation.points_per_decade, _POINTS_PER_DECADE))
-    result: dict[str, Any] = {"score": None, "n_epochs": 0, "state": "complete"}
-    due, started = float(evaluation.first_samples), time.perf_counter()
-
-    def watch(record: Record) -> bool:
-        nonlocal due
-        epoch, samples = record["epoch"], record_samples(record, len(rows.y["train"]))
-        if samples < due and epoch != clf.choices_["n_epochs"]:
-            return False
-        due = schedule.next_after(samples)
-        score = evaluate(clf.model_)[f"valid_{recipe.search.score}"]
-        trial.report(score, epoch)
-        if result["score"] is None or score > result["score"]:
-            result.update(score=score, n_epochs=epoch)
-        if trial.should_prune():
-            result["state"] = "pruned"
-        if result["state"] == "pruned" or epoch == clf.choices_["n_epochs"]:
-            raise TrainingOver
-        return False
-
-    try:
-        complete(clf, lambda: clf.fit(rows.X["train"], rows.y["train"], callbacks=[watch]))
-    except ValueError:
-        result["state"] = "diverged"
-    trial.set_user_attr(_RESULT, {**result, "seconds": time.perf_counter() - started})
-    states = optuna.trial.TrialState
-    if result["state"] == "complete":  # the best epoch counts, as in a run where validation chooses it
-        study.tell(trial, result["score"])
-    else:
-        study.tell(trial, state=states.PRUNED if result["state"] == "pruned" else states.FAIL)
-
-
-def _pruner(optuna: Any, recipe: Recipe) -> Any:
-    if recipe.search.pruner == "hyperband":
-        return optuna.pruners.HyperbandPruner()
-    if recipe.search.pruner == "median":
-        # Small learning rates begin slowly and may end best: none is stopped in the first third.
-        n_epochs = recipe.search.n_epochs or recipe.model.get("n_epochs") or 0
-        return optuna.pruners.MedianPruner(n_startup_trials=4, n_warmup_steps=max(2, n_epochs // 3))
-    return optuna.pruners.NopPruner()
-
-
-def _repeat_cut_off(study: Any) -> int:
-    """Queue again the trials that a killed process left; return the number of finished ones."""
-    import optuna
-
-    for trial in study.get_trials(deepcopy=False, states=(optuna.trial.TrialState.RUNNING,)):
-        if trial.params and _RESULT not in trial.user_attrs:
-            study.enqueue_trial(trial.params)  # before it is ended: a kill in between loses none
-        study.tell(trial.number, state=optuna.trial.TrialState.FAIL)
-    return len(_trials(study))
-
-
-def _trials(study: Any) -> list[Trial]:
-    """Return the trials that came to an end by themselves."""
-    finished = [trial for trial in study.get_trials(deepcopy=False) if _RESULT in trial.user_attrs]
-    return [Trial(trial.number, dict(trial.params), **trial.user_attrs[_RESULT]) for trial in finished]
-
-
-def _description(recipe: Recipe, space: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a search depends on, in types that JSON has."""
-    plain = resolve(recipe)
-    search = plain.pop("search")
-    model = {**plain["model"], "n_epochs": search["n_epochs"] or plain["model"]["n_epochs"]}
-    depends = {name: search[name] for name in ("score", "pruner", "seed")}
-    lists = {name: values if isinstance(values, list) else str(values) for name, values in space.items()}
-    content = {**plain, "name": "", "model": model, "trials": depends, "space": lists}
-    found: dict[str, Any] = json.loads(json.dumps(content))
-    return found
+def _read_trial(number: int, parameters: dict[str, Any], folder: Path, figure: str) -> Trial:
+    """Return a trial from the folder of its run."""
+    if not (folder / "summary.json").exists():
+        return Trial(number, parameters, None, 0.0, 0.0)
+    points = read_curve(folder / "curve.jsonl")
+    best = best_point(points, figure)
+    return Trial(number, parameters, best[f"valid_{figure}"], best["epoch"], points[-1]["seconds"])

@@ -52,7 +52,7 @@ class LeafTiles(NamedTuple):
         return self.level_start[:n] + self.roots[tile] * self.level_width[:n] + self.place[:n]
 
 
-def _reversed_bits(n_bits):
+def reversed_bits(n_bits):
     """Return the bit reversals of the numbers below 2**n_bits."""
     order = np.zeros(1, np.int64)
     for _ in range(n_bits):
@@ -68,8 +68,8 @@ def cut_tree(leaf_class, tile_depth):
     depth = len(leaf_class).bit_length() - 1
     below = min(tile_depth, depth)
     above = depth - below
-    roots = _reversed_bits(above)
-    labels = leaf_class[(roots[:, None] << below) + _reversed_bits(below)]
+    roots = reversed_bits(above)
+    labels = leaf_class[(roots[:, None] << below) + reversed_bits(below)]
     real = labels >= 0
     counts = real.sum(axis=1)
     if not np.array_equal(real, np.arange(1 << below) < counts[:, None]) or counts.min() < (1 << below) // 2:
@@ -83,11 +83,11 @@ def cut_tree(leaf_class, tile_depth):
     return LeafTiles(
         labels=np.ascontiguousarray(labels[real], np.int32),
         offsets=np.concatenate([[0], np.cumsum(counts)]).astype(np.int64),
-        top=by_level(lambda level: (1 << level) - 1 + _reversed_bits(level), range(above)),
+        top=by_level(lambda level: (1 << level) - 1 + reversed_bits(level), range(above)),
         roots=roots,
         level_start=by_level(lambda level: (1 << (above + level)) - 1, range(below)),
         level_width=by_level(lambda level: 1 << level, range(below)),
-        place=by_level(_reversed_bits, range(below)),
+        place=by_level(reversed_bits, range(below)),
     )
 
 

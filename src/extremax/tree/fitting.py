@@ -6,9 +6,7 @@ thread count does not change a bit of the result.
 
 from __future__ import annotations
 
-import heapq
-import threading
-from collections.abc import Callable
+import itertools
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -161,39 +159,17 @@ def fit_nodes(
         ends = ((first, middle), (middle, last))
         return [(n_points, Subtree(2 * root + 1 + i, level + 1, 0, *ends[i])) for i in (0, 1)]
 
-    if stop > 0:
-        _run_growing(fit, Subtree(0, 0, 0, 0, len(nodes.order)), n_threads)
+    tasks = [Subtree(0, 0, 0, 0, len(nodes.order))] if stop > 0 else []
+    while tasks:
+        found: list[list[tuple[int, Subtree]]] = [[] for _ in tasks]
 
+        def fit_one(
+            i: int, tasks: list[Subtree] = tasks, found: list[list[tuple[int, Subtree]]] = found
+        ) -> None:
+            found[i] = fit(tasks[i])
 
-def _run_growing(
-    task: Callable[[Subtree], list[tuple[int, Subtree]]], first: Subtree, n_threads: int
-) -> None:
-    """Run a task and those that its result lists, and so on, the largest first."""
-    waiting: list[tuple[int, Subtree]] = [(0, first)]
-    ready = threading.Condition()
-    running, failed = 0, False
-
-    def work(_: int) -> None:
-        nonlocal running, failed
-        while True:
-            with ready:
-                while running and not waiting:
-                    ready.wait()
-                if failed or not waiting:
-                    return
-                _, item = heapq.heappop(waiting)
-                running += 1
-            found: list[tuple[int, Subtree]] = []
-            try:
-                found = task(item)
-            except BaseException:
-                failed = True
-                raise
-            finally:
-                with ready:
-                    running -= 1
-                    for size, child in found:
-                        heapq.heappush(waiting, (-size, child))
-                    ready.notify_all()
-
-    run(work, n_threads, n_threads)
+        run(fit_one, len(tasks), n_threads)
+        children = itertools.chain.from_iterable(found)
+        tasks = [
+            child for _, child in sorted(children, reverse=True)
+        ]  # large ones first: threads end together

@@ -200,14 +200,7 @@ class LabelTree:
         -------
         LabelTree
         """
-        features, labels, weight = _check_data(Z, y, sample_weight, None)
-        largest = int(labels.max()) if labels.size else -1
-        n_classes = largest + 1 if n_classes is None else int(n_classes)
-        if n_classes < max(1, largest + 1):
-            raise ValueError(
-                f"n_classes is {n_classes}, but y holds the class {largest}; it must be at least"
-                f" {max(1, largest + 1)}."
-            )
+        features, labels, weight, n_classes = check_data(Z, y, sample_weight, n_classes)
         penalty = penalties(regularization, bias_regularization, depth_of(n_classes), features.shape[1])
         settings = kernel_settings(config, features.shape, random_state)
         nodes = new_nodes(np.arange(n_classes, dtype=np.int32), penalty)
@@ -253,7 +246,8 @@ class LabelTree:
             raise ValueError(
                 "This tree was not made by LabelTree.fit: its halves differ in size. Fit a new one."
             )
-        features, labels, weight = _check_data(Z, y, sample_weight, self.n_classes)
+        _check_classes(y, self.n_classes, "y")
+        features, labels, weight, _ = check_data(Z, y, sample_weight, self.n_classes)
         k = features.shape[1]
         settings = kernel_settings(config, features.shape, random_state)
         order = self.leaf_class[self.leaf_class >= 0]
@@ -461,13 +455,22 @@ def _check_classes(labels: ArrayLike, n_classes: int | None, name: str) -> Int32
     return plain(classes, np.int32)
 
 
-def _check_data(
+def check_data(
     Z: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None, n_classes: int | None
-) -> tuple[Float32, Int32, Float32]:
-    features, labels = _check_matrix(Z, None), _check_classes(y, n_classes, "y")
+) -> tuple[Float32, Int32, Float32, int]:
+    """Return features, classes and weights to fit a tree to, and the number of classes."""
+    features, labels = _check_matrix(Z, None), _check_classes(y, None, "y")
     if labels.shape != (len(features),):
         raise ValueError(
             f"y has shape {labels.shape}, but Z has {len(features)} rows; it needs one class per row."
         )
+    largest = int(labels.max(initial=-1))
+    n_classes, least = largest + 1 if n_classes is None else int(n_classes), max(1, largest + 1)
+    if n_classes < least:
+        raise ValueError(
+            f"n_classes is {n_classes}, but y holds the class {largest}; it must be at least {least}."
+        )
     weight = check_sample_weight(sample_weight, len(features))
-    return features, labels, np.ones(len(features), np.float32) if weight is None else weight
+    if weight is None:
+        weight = np.ones(len(features), np.float32)
+    return features, labels, weight, n_classes

@@ -15,8 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from extremax.kernels.tree_fit import PADDING_BIAS
+from extremax.kernels.tree_tiles import reversed_bits
 from extremax.kernels.tree_walk import CHUNK, LANES
-from extremax.types import Bool, Float32, Int32, Int64
+from extremax.types import Bool, Float32, Int32
 
 
 def depth_of(n_classes: int) -> int:
@@ -76,14 +77,6 @@ def leaves_of(order: Int32) -> Int32:
     leaf_class = np.full(len(real), -1, np.int32)
     leaf_class[real] = order
     return leaf_class
-
-
-def reversed_bits(n_bits: int) -> Int64:
-    """Return the bit reversals of the numbers below 2**n_bits."""
-    order = np.zeros(1, np.int64)
-    for _ in range(n_bits):
-        order = np.concatenate([2 * order, 2 * order + 1])
-    return order
 
 
 def is_balanced(leaf_class: Int32) -> bool:

@@ -13,13 +13,11 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from extremax.runtime.threads import resolve_threads
-from extremax.tree import LabelTree
 from extremax.tree.fitting import fit_nodes, group_by_class, kernel_settings, new_nodes, penalties
+from extremax.tree.label_tree import LabelTree, check_data
 from extremax.tree.layout import depth_of
 from extremax.tuned import TreeFitConfig
 from extremax.types import Float64, Int32
-from extremax.validation.features import check_features
-from extremax.validation.sample_weight import check_sample_weight
 
 _TO_THE_LETTER = TreeFitConfig(
     max_points=None,
@@ -91,27 +89,9 @@ def fit_literal(
     >>> bool(np.isclose(found.log_likelihood.sum(), found.tree.log_prob(Z, y).sum(), rtol=1e-5))
     True
     """
-    features = np.ascontiguousarray(check_features(Z), dtype=np.float32)
-    labels = np.asarray(y)
-    if labels.shape != (len(features),) or labels.dtype.kind not in "iu" or not len(labels):
-        raise ValueError(
-            f"y has type {labels.dtype} and shape {labels.shape}; give one class number for each of the"
-            f" {len(features)} rows of Z."
-        )
-    n_classes = int(labels.max()) + 1 if n_classes is None else int(n_classes)
-    if labels.min() < 0 or labels.max() >= n_classes:
-        raise ValueError(f"y holds classes outside of 0 to {n_classes - 1}; number them from 0.")
-    if not 0.0 < regularization < np.inf:
-        raise ValueError(f"regularization is {regularization}; give a positive finite number.")
-    weight = check_sample_weight(sample_weight, len(features))
+    features, labels, weight, n_classes = check_data(Z, y, sample_weight, n_classes)
     depth = depth_of(n_classes)
-    data = group_by_class(
-        features,
-        labels.astype(np.int32),
-        np.ones(len(labels), np.float32) if weight is None else weight,
-        n_classes,
-        n_labels=1 << depth,
-    )
+    data = group_by_class(features, labels, weight, n_classes, n_labels=1 << depth)
     nodes = new_nodes(
         np.arange(1 << depth, dtype=np.int32), penalties(regularization, None, depth, features.shape[1])
     )

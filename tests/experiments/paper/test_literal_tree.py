@@ -119,9 +119,9 @@ def test_classes_without_rows_keep_a_leaf():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"y": np.zeros(3, int)}, "give one class number for each of the 80 rows"),
-        ({"n_classes": 4}, "y holds classes outside of 0 to 3"),
-        ({"regularization": 0.0}, "regularization is 0.0; give a positive finite number"),
+        ({"y": np.zeros(3, int)}, "y has shape .3,., but Z has 80 rows"),
+        ({"n_classes": 4}, "n_classes is 4, but y holds the class 8"),
+        ({"regularization": 0.0}, "regularization is 0.0; give positive finite numbers"),
     ],
 )
 def test_wrong_input_rejects(changes, message):

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from table_1 import TABLE_1
 
 from extremax import ExtremeClassifier, TreeNoise, load_model
 from extremax.data import planted_hierarchy
-from extremax.experiments.paper.table_1 import TABLE_1
 from extremax.features.pca import PCA
 from extremax.tree.literal import fit_literal
 

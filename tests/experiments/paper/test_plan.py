@@ -6,13 +6,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
+from table_1 import TABLE_1
 
 from extremax import ExtremeClassifier
 from extremax.data import planted_hierarchy
 from extremax.experiments.catalog import load_named
-from extremax.experiments.paper.plan import PAPER_SIZES, describe_needs, find_size
+from extremax.experiments.paper.plan import SIZES, describe_needs, find_size
 from extremax.experiments.paper.reproduction import recipe_for, reproduce
-from extremax.experiments.paper.table_1 import TABLE_1
 from extremax.experiments.recipe import resolve
 from extremax.experiments.runner import run
 
@@ -78,7 +79,7 @@ def test_recipe_learns_as_fast_as_unscaled_features(tmp_path: Path, monkeypatch:
 
 def test_size_is_that_of_the_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EXTREMAX_DATA", str(tmp_path))
-    assert find_size("amazon-670k") == (PAPER_SIZES["amazon-670k"], False)
+    assert find_size("amazon-670k") == (SIZES["amazon-670k"], False)
     write_files(tmp_path / "Amazon-670K")
     assert find_size("amazon-670k") == ((2000, 500, 24, 80), True)
 
@@ -86,12 +87,25 @@ def test_size_is_that_of_the_files(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 def test_needs_are_files_and_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("EXTREMAX_DATA", raising=False)
     recipes = {name: recipe_for("amazon-670k", name) for name in TABLE_1["amazon-670k"]}
-    text = "\n".join(describe_needs("amazon-670k", recipes))
+    text = "\n".join(describe_needs(recipes)[0])
     assert "amazon-670k needs trn_ft_mat_dense.txt, trn_lbl_mat.txt" in text
     assert "in EXTREMAX_DATA/Amazon-670K/ (not found; labels from the Extreme Classification" in text
-    assert "490,449 training rows, 153,025 test rows, 512 features, about 213,874 classes" in text
+    assert "490,449 training rows, 153,025 others, 512 features, 213,874 classes; 6 methods take" in text
     assert "memory: " in text
-    assert describe_needs("icd10cm", recipes) == []
+    recipe = recipe_for("icd10cm", "uniform")
+    lines, seconds = describe_needs({"uniform": recipe})
+    assert lines[0] == "icd10cm needs a package"
+    assert describe_needs({"uniform": recipe}, n_seeds=3)[1] == pytest.approx(3 * seconds)
+    assert describe_needs({"uniform": recipe}, n_trials=4)[1] > seconds
+    own = replace(recipe, data=replace(recipe.data, name="mine", path="rows.csv"))
+    assert describe_needs({"uniform": own}) == ([], 0.0)
+
+
+def test_sizes_are_those_of_the_data() -> None:
+    data = load_named("icd10cm")
+    others = data.valid.n_samples + data.test.n_samples
+    size = (data.train.n_samples, others, 512, len(np.unique(data.train.y)))
+    assert size == SIZES["icd10cm"]
 
 
 def test_reproduction_speaks_before_it_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

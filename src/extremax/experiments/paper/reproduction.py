@@ -31,7 +31,7 @@ from extremax.experiments.paper.claims import (
     read_outcomes,
 )
 from extremax.experiments.paper.plan import describe_needs
-from extremax.experiments.paper.report import ReportData, SearchFigures, write_report
+from extremax.experiments.paper.report import ReportData, write_report
 from extremax.experiments.recipe import (
     DataConfig,
     FeaturesConfig,
@@ -42,8 +42,7 @@ from extremax.experiments.recipe import (
     shipped_recipes,
 )
 from extremax.experiments.rows import Log, Rows, load_rows
-from extremax.experiments.runner import OnPoint, run
-from extremax.experiments.shared_noise import FittedNoise, fit_shared_noise
+from extremax.experiments.runner import FittedNoise, OnPoint, fit_shared_noise, run
 from extremax.experiments.tuning import LEARNING_RATES, Trial, default_space, tune
 from extremax.runtime.atomic_files import write_json, write_text
 
@@ -60,6 +59,7 @@ _TREE_PARAMETERS = (
     "whiten_components",
     "scale_features",
 )
+_LARGE_SHARE = 0.2  # of the time of a run, from which the fit of the tree is worth a warning
 
 
 @dataclass(frozen=True)
@@ -73,26 +73,6 @@ class Reproduction:
     figures: list[Path]
 
 
-_LARGE_SHARE = 0.2  # of the time of a run, from which the fit of the tree is worth a warning
-
-
-@dataclass(frozen=True)
-class _Task:
-    """What `reproduce` was asked for, and the rows."""
-
-    folder: Path
-    rows: Rows
-    n_trials: int
-    n_finalists: int
-    n_seeds: int
-    max_seconds: float | None
-    clock: str
-    n_jobs: int | None
-    log: Log
-    on_point: OnPoint
-    trees: dict[tuple[Any, ...], FittedNoise] = field(default_factory=dict)
-
-
 def reproduce(  # noqa: PLR0913 (the parameters are the API)
     data: str,
     out: str | os.PathLike[str],
@@ -103,7 +83,6 @@ def reproduce(  # noqa: PLR0913 (the parameters are the API)
     n_finalists: int = 1,
     n_seeds: int = 1,
     max_seconds: float | None = None,
-    clock: str = "cpu_seconds",
     n_jobs: int | None = None,
     command: str = "",
     log: Log = lambda text: None,
@@ -130,11 +109,9 @@ def reproduce(  # noqa: PLR0913 (the parameters are the API)
     n_seeds : int
         Runs of each method with its best parameters, with seeds 0, 1, ...
     max_seconds : float, optional
-        Training time per run, instead of the recipe's epochs.
-    clock : {"cpu_seconds", "seconds"}
-        Time of verdicts and figure: processor time of all threads, or elapsed time. The report has both.
+        Processor time of training per run, instead of the recipe's epochs.
     n_jobs : int, optional
-        Threads; the paper's comparison in processor time wants one.
+        Threads; the paper's comparison wants one.
     command : str
         Command line that the report names.
     log, on_point : callable
@@ -147,91 +124,111 @@ def reproduce(  # noqa: PLR0913 (the parameters are the API)
         )
     if recipes is None:
         recipes = {name: recipe_for(data, name) for name in methods or ALL_METHODS}
+    effort: dict[str, Any] = {"n_trials": n_trials, "n_finalists": n_finalists}
     compared = {name: recipe for name, recipe in recipes.items() if methods or name != "softmax"}
-    for line in describe_needs(data, compared):
+    for line in describe_needs(compared, **effort, n_seeds=n_seeds, max_seconds=max_seconds)[0]:
         log(line)
     rows = load_rows(next(iter(recipes.values())), n_jobs=n_jobs, log=log)
     if not methods and "softmax" in recipes and softmax_work(rows) > SOFTMAX_LIMIT:
         log("full softmax is left out: an epoch would take too long on this data set")
-        recipes = {name: recipe for name, recipe in recipes.items() if name != "softmax"}
-    task = _Task(Path(out), rows, n_trials, n_finalists, n_seeds, max_seconds, clock, n_jobs, log, on_point)
-    tuned = {name: _tuned(name, recipe, task) for name, recipe in recipes.items()}
+        recipes = compared
+    task = _Task(Path(out), rows, max_seconds, n_jobs, log, on_point)
+    tuned = {name: task.choose(name, recipe, **effort) for name, recipe in recipes.items()}
     for seed in range(n_seeds):  # a comparison that is cut off has fewer seeds, not fewer methods
         for name, recipe in tuned.items():
             log(f"running {METHODS[name].label}, seed {seed}")
-            folder = task.folder / "runs" / name / f"seed-{seed}"
-            _run(recipe.with_model(random_state=seed), folder, task)
-    return report(task.folder, clock=clock, command=command)
+            task.run(recipe.with_model(random_state=seed), f"runs/{name}/seed-{seed}")
+    return report(task.folder, command=command)
 
 
-def _tuned(name: str, recipe: Recipe, task: _Task) -> Recipe:
-    """Return the recipe of a method with the parameters and the length of its runs."""
-    found = [recipe]
-    if task.n_trials:
-        task.log(f"searching parameters of {METHODS[name].label}")
-        found = tune_method(name, recipe, task)
-    if task.max_seconds is not None:  # the clock ends training, not the number of epochs
-        evaluation = replace(recipe.evaluation, max_seconds=task.max_seconds)
-        found = [replace(one, evaluation=evaluation).with_model(n_epochs=10**6) for one in found]
-    return found[0] if len(found) == 1 else _run_finalists(name, found, task)
+@dataclass(frozen=True)
+class _Task:
+    """What all searches and runs of a comparison share: the rows, the trees, and how they are run."""
+
+    folder: Path
+    rows: Rows
+    max_seconds: float | None
+    n_jobs: int | None
+    log: Log
+    on_point: OnPoint
+    trees: dict[tuple[Any, ...], FittedNoise] = field(default_factory=dict)
+
+    def choose(self, name: str, recipe: Recipe, n_trials: int, n_finalists: int) -> Recipe:
+        """Return the recipe of a method with the parameters and the length of its runs."""
+        found = [recipe]
+        if n_trials:
+            self.log(f"searching parameters of {METHODS[name].label}")
+            found = self.search(name, recipe, n_trials)[:n_finalists]
+        if self.max_seconds is not None:  # the clock ends training, not the number of epochs
+            evaluation = replace(recipe.evaluation, max_seconds=self.max_seconds)
+            found = [replace(one, evaluation=evaluation).with_model(n_epochs=10**6) for one in found]
+        if len(found) == 1:
+            return found[0]
+        scores = []
+        for place, finalist in enumerate(found):
+            self.log(f"running {METHODS[name].label}, finalist {place + 1} of {len(found)}")
+            summary = self.run(finalist.with_model(random_state=0), f"finals/{name}/{place}")
+            scores.append(summary["best_accuracy"]["valid_accuracy"])
+        best, kept = scores.index(max(scores)), self.folder / "runs" / name / "seed-0"
+        if not kept.exists():
+            shutil.copytree(self.folder / "finals" / name / str(best), kept)
+        return found[best]
+
+    def search(self, name: str, recipe: Recipe, n_trials: int) -> list[Recipe]:
+        """Search the recipe's grid, or the paper's, for validation accuracy; return recipes, best first."""
+        space = recipe.search.space or paper_grid(name)
+        search = replace(recipe.search, space=space, score="accuracy")
+        folder = self.folder / "search" / name
+        trials = tune(
+            replace(recipe, search=search),
+            folder,
+            n_trials=n_trials,
+            rows=self.rows,
+            n_jobs=self.n_jobs,
+            noise=self.tree_of(recipe),
+            log=self.log,
+            on_trial=lambda trial: self.log(trial.describe()),
+        ).trials
+        figures = {
+            "n_trials": len(trials),
+            "n_epochs": search.n_epochs or resolve(recipe)["model"]["n_epochs"],
+            "score": trials[0].score,
+            "readings": _readings(trials),
+        }
+        write_json(folder / "result.json", figures)
+        return [recipe.with_model(**trial.parameters) for trial in trials]
+
+    def run(self, recipe: Recipe, place: str) -> dict[str, Any]:
+        options: dict[str, Any] = {"n_jobs": self.n_jobs, "log": self.log, "on_point": self.on_point}
+        options |= {"rows": self.rows, "noise": self.tree_of(recipe), "keep_model": False}
+        return run(recipe, self.folder / place, **options)
+
+    def tree_of(self, recipe: Recipe) -> FittedNoise | None:
+        """Return the tree that methods and trials share; None where there is none."""
+        model = resolve(recipe)["model"]
+        if model.get("noise") != "tree":
+            return None
+        shape = tuple(model[name] for name in _TREE_PARAMETERS)
+        if model["tree_fit"] != "paper":  # nothing in the paper's fit is random
+            shape += (model["random_state"],)
+        if shape not in self.trees:
+            self.trees[shape] = fit_shared_noise(model, self.rows, n_jobs=self.n_jobs)
+            budget = self.max_seconds or recipe.evaluation.max_seconds
+            if warning := warn_of_tree(self.trees[shape].cpu_seconds, budget):
+                self.log(warning)
+        return self.trees[shape]
 
 
-def _run_finalists(name: str, finalists: Sequence[Recipe], task: _Task) -> Recipe:
-    """Run recipes with the first seed; keep the run that validation rows prefer, and return its recipe."""
-    scores = []
-    for place, recipe in enumerate(finalists):
-        task.log(f"running {METHODS[name].label}, finalist {place + 1} of {len(finalists)}")
-        summary = _run(recipe.with_model(random_state=0), task.folder / "finals" / name / str(place), task)
-        scores.append(summary["best_accuracy"]["valid_accuracy"])
-    best = scores.index(max(scores))
-    kept = task.folder / "runs" / name / "seed-0"
-    if not kept.exists():
-        shutil.copytree(task.folder / "finals" / name / str(best), kept)
-    return finalists[best]
-
-
-def _run(recipe: Recipe, folder: Path, task: _Task) -> dict[str, Any]:
-    return run(
-        recipe,
-        folder,
-        rows=task.rows,
-        n_jobs=task.n_jobs,
-        clock=task.clock,
-        noise=_shared_noise(recipe, task),
-        keep_model=False,
-        log=task.log,
-        on_point=task.on_point,
-    )
-
-
-def _shared_noise(recipe: Recipe, task: _Task) -> FittedNoise | None:
-    """Return the tree that methods and trials share; None where there is none."""
-    model = resolve(recipe)["model"]
-    if model.get("noise") != "tree":
-        return None
-    shape = tuple(model[name] for name in _TREE_PARAMETERS)
-    if model["tree_fit"] != "paper":  # nothing in the paper's fit is random
-        shape += (model["random_state"],)
-    if shape not in task.trees:
-        task.trees[shape] = fit_shared_noise(model, task.rows, n_jobs=task.n_jobs)
-        if warning := warn_of_tree(
-            task.trees[shape], task.max_seconds or recipe.evaluation.max_seconds, task.clock
-        ):
-            task.log(warning)
-    return task.trees[shape]
-
-
-def warn_of_tree(tree: FittedNoise, budget: float | None, clock: str) -> str:
+def warn_of_tree(seconds: float, budget: float | None) -> str:
     """Return a warning where the tree takes a large part of the time of a run, or nothing.
 
     Examples
     --------
-    >>> warn_of_tree(FittedNoise(None, 30.0, 60.0), 100.0, "cpu_seconds")
+    >>> warn_of_tree(60.0, 100.0)
     'warning: the tree takes 60.0 of the 100 seconds of each run that uses it; give more with --seconds'
-    >>> warn_of_tree(FittedNoise(None, 30.0, 60.0), 1000.0, "cpu_seconds")
+    >>> warn_of_tree(60.0, 1000.0)
     ''
     """
-    seconds = tree.cpu_seconds if clock == "cpu_seconds" else tree.seconds
     if budget is None or seconds <= _LARGE_SHARE * budget:
         return ""
     return (
@@ -256,36 +253,6 @@ def paper_grid(method: str) -> dict[str, list[Any]]:
     if "prior_variance" in space:
         space["prior_variance"] = list(_PRIOR_VARIANCES)
     return space if method == "softmax" else {**space, "learning_rate": list(_PAPER_RATES)}
-
-
-def tune_method(name: str, recipe: Recipe, task: _Task) -> list[Recipe]:
-    """Search the recipe's grid, or the paper's, for accuracy on validation rows; return the best recipes."""
-    space = recipe.search.space or paper_grid(name)
-    search = replace(recipe.search, space=space, score="accuracy", pruner="none")
-    folder = task.folder / "search" / name
-    result = tune(
-        replace(recipe, search=search),
-        folder,
-        n_trials=task.n_trials,
-        rows=task.rows,
-        n_jobs=task.n_jobs,
-        noise=_shared_noise(recipe, task),
-        log=task.log,
-        on_trial=lambda trial: task.log(trial.describe()),
-    )
-    best = result.best_trial
-    figures = {
-        "n_trials": len(result.trials),
-        "n_epochs": search.n_epochs or resolve(recipe)["model"]["n_epochs"],
-        "score": best.score,
-        "parameters": best.parameters,
-        "readings": _readings(result.trials),
-    }
-    write_json(folder / "result.json", figures)
-    ranked = sorted(
-        result.trials, key=lambda trial: -1.0 if trial.score is None else trial.score, reverse=True
-    )
-    return [recipe.with_model(**trial.parameters) for trial in ranked[: task.n_finalists]]
 
 
 def _readings(trials: Sequence[Trial]) -> dict[str, float]:
@@ -320,44 +287,34 @@ def softmax_work(rows: Rows) -> float:
     return 3.0 * float(n_rows) * float(n_features) * rows.n_classes
 
 
-def report(
-    folder: Path, *, methods: Sequence[str] = ALL_METHODS, clock: str = "cpu_seconds", command: str = ""
-) -> Reproduction:
+def report(folder: Path, *, methods: Sequence[str] = ALL_METHODS, command: str = "") -> Reproduction:
     """Write figure, tables and verdicts from the finished runs in a folder."""
     runs = {name: paths for name in methods if (paths := finished_runs(folder, name))}
     if not runs:
         raise FileNotFoundError(f"{folder} has no finished run; call reproduce first.")
     outcomes = read_outcomes(folder, methods)
-    verdicts = check_claims(outcomes, clock=clock)
+    verdicts = check_claims(outcomes)
     every = [path for folders in runs.values() for path in folders]
-    figures = plot(every, folder / "figure.png", clock=clock, formats=("png", "svg", "pdf"))
+    figures = plot(every, folder / "figure.png", clock="cpu_seconds", formats=("png", "svg", "pdf"))
+    models = {name: _read_json(runs[name][0] / "config.json")["model"] for name in runs}
+    searches = {name: folder / "search" / name / "result.json" for name in runs}
     content = ReportData(
         title=describe_data(read_run(every[0])),
         outcomes=outcomes,
         verdicts=verdicts,
         summaries={name: [_read_json(path / "summary.json") for path in runs[name]] for name in runs},
-        models={name: _read_json(runs[name][0] / "config.json")["model"] for name in runs},
-        searches={name: found for name in runs if (found := _read_search(folder / "search" / name))},
-        clock=clock,
+        models=models,
+        searches={name: _read_json(path) for name, path in searches.items() if path.exists()},
         command=command,
     )
     target = folder / "report.md"
     write_text(target, write_report(content))
     plain = {name: outcome.as_dict() for name, outcome in outcomes.items()}
-    for name in plain:
-        plain[name]["parameters"] = _searched_values(name, content.models[name])
-    verdict_list = [vars(verdict) for verdict in verdicts]
-    write_json(folder / "outcomes.json", {"outcomes": plain, "verdicts": verdict_list})
+    for name, figures_of in plain.items():
+        searched = ("learning_rate", *METHODS[name].searched)
+        figures_of["parameters"] = {parameter: models[name].get(parameter) for parameter in searched}
+    write_json(folder / "outcomes.json", {"outcomes": plain, "verdicts": [vars(one) for one in verdicts]})
     return Reproduction(folder, outcomes, verdicts, target, figures)
-
-
-def _read_search(folder: Path) -> SearchFigures | None:
-    path = folder / "result.json"
-    return SearchFigures(**_read_json(path)) if path.exists() else None
-
-
-def _searched_values(method: str, model: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: model.get(name) for name in ("learning_rate", *METHODS[method].searched)}
 
 
 def _read_json(path: Path) -> Any:
