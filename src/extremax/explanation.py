@@ -337,11 +337,11 @@ def _matches(model: Model, ids: Int32, found: Occurrences, words: list[tuple[int
                 raised[word] = classes
     lines, spelled = model.lines, np.array(list(raised), dtype=object)
     classes = np.concatenate([np.zeros(0, np.int32), *raised.values()])
-    of_word = np.repeat(np.arange(len(raised)), [len(found) for found in raised.values()])
+    word_of = np.repeat(np.arange(len(raised)), [len(found) for found in raised.values()])
     unmatched: list[list[str]] = []
     for label in ids.tolist():
         is_matched = np.zeros(len(raised), np.bool_)
-        is_matched[of_word[np.isin(classes, lines.of(label))]] = True
+        is_matched[word_of[np.isin(classes, lines.of(label))]] = True
         unmatched.append(spelled[~is_matched].tolist())
     return {
         "unknown_words": [word for word, own in inside.items() if not own],
