@@ -34,7 +34,7 @@ from extremax.nn import (
     clip_grad_norm_,
     make_optimizer,
 )
-from extremax.nn.functional import class_terms
+from extremax.nn.functional import sampled_terms
 
 N_CLASSES, WIDTH, N_ROWS = 23, 6, 10
 COUNTS = torch.arange(1, N_CLASSES + 1)
@@ -211,9 +211,9 @@ def check_meshes_that_would_drift_are_refused():
 def check_an_overflow_on_one_rank_skips_the_step_of_all():
     """A GradScaler asks its own rank alone, and the others would wait for it in the optimizer."""
 
-    def overflow(h, weight, *others, **options):
+    def overflow(rows, weight, *others, **options):
         weight.register_hook(lambda grad: grad * torch.inf)
-        return class_terms(h, weight, *others, **options)
+        return sampled_terms(rows, weight, *others, **options)
 
     x, y = (own(table) for table in rows(dist.get_world_size()))
     for frozen in (False, True):
@@ -224,9 +224,9 @@ def check_an_overflow_on_one_rank_skips_the_step_of_all():
         before = copy.deepcopy(model.state_dict())
         for overflows in (True, False):
             last = dist.get_rank() == dist.get_world_size() - 1
-            terms = overflow if overflows and last else class_terms
+            terms = overflow if overflows and last else sampled_terms
             optimizer.zero_grad()
-            with patch("extremax.nn.sharded.class_terms", terms):
+            with patch("extremax.nn.layer.sampled_terms", terms):
                 scaler.scale(model(x, y)).backward()
             scaler.unscale_(optimizer)
             clip_grad_norm_(model.parameters(), 1.0)

@@ -131,11 +131,9 @@ def sampled_softmax_loss(  # noqa: PLR0913 (as in torch.nn.functional)
     h, y = hidden.reshape(-1, hidden.shape[-1]), target.reshape(-1).long()
     kept = y != ignore_index
     y = torch.where(kept, y, 0)
-    draw = sampler()
-    batch = batch_sample(sampler, y, kept, len(target) if target.ndim > 0 else 1, draw)
-    terms = class_terms(
-        h, weight, bias, y, kept, draw, class_weight, batch, smooths=label_smoothing > 0.0, sparse=sparse
-    )
+    rows = h, y, kept, kept, len(target) if target.ndim > 0 else 1
+    smooths = label_smoothing > 0.0
+    terms = sampled_terms(rows, weight, bias, sampler, class_weight, smooths=smooths, sparse=sparse)
     losses, total = row_losses(terms, y, kept, len(weight), label_smoothing, class_weight)
     if reduction == "none":
         return losses.reshape(target.shape)
@@ -162,32 +160,36 @@ def batch_sample(sampler: Any, y: Tensor, kept: Tensor, n_sequences: int, draw: 
     return BatchSample(share, n_others.clamp(min=1.0) * sampler.frequencies(y[columns]), own)
 
 
-def class_terms(  # noqa: PLR0913 (a minibatch, a table and a set)
-    h: Tensor,
+def sampled_terms(
+    rows: tuple[Tensor, Tensor, Tensor, Tensor, int],
     weight: Tensor,
     bias: Tensor | None,
-    y: Tensor,
-    here: Tensor,
-    draw: Draw,
-    class_weight: Tensor | None,
-    batch: BatchSample | None = None,
+    sampler: Callable[[], Draw],
+    class_weight: Tensor | None = None,
     *,
     smooths: bool,
     sparse: bool,
 ) -> Terms:
-    """Compare rows h (n, d) with the drawn classes and with the targets y (n,) that are `here`."""
+    """Compare rows with classes that are drawn, and with the targets of the rows.
+
+    `rows` are hidden states h (n, d), targets y (n,), which of them are not ignored, which of these are in
+    the table, and the number of sequences.
+    """
+    h, y, kept, here, n_sequences = rows
+    draw = sampler()
+    batch = batch_sample(sampler, y, kept, n_sequences, draw)
     n, shared = len(y), shared_rows(len(y), draw)
     sparse = sparse and not torch.compiler.is_compiling()  # inductor has no sparse tensors
     both = torch.cat([y, draw.classes])
-    rows = F.embedding(both, weight, sparse=sparse)
-    own = (h * rows[:n]).sum(dim=1, dtype=_float(rows.dtype))
-    biases = rows.new_zeros(len(both)) if bias is None else torch.gather(bias, 0, both, sparse_grad=sparse)
+    table = F.embedding(both, weight, sparse=sparse)
+    own = (h * table[:n]).sum(dim=1, dtype=_float(table.dtype))
+    biases = table.new_zeros(len(both)) if bias is None else torch.gather(bias, 0, both, sparse_grad=sparse)
     biases = biases.to(own.dtype)
     own = own + biases[:n]
     factors = _log_factors(y[shared], here[shared], draw, batch).to(own.dtype)
-    columns, classes = rows, both
+    columns, classes = table, both
     if not isinstance(shared, slice):
-        columns, biases, classes = (torch.cat([x[:n][shared], x[n:]]) for x in (rows, biases, both))
+        columns, biases, classes = (torch.cat([x[:n][shared], x[n:]]) for x in (table, biases, both))
     # The score of a row's own target is known for certain: it enters once, beside the columns.
     masked_y = torch.where(here, y, -1)
     own_column = torch.where(here, own, -math.inf)

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from extremax.nn.functional import check_shapes, sampled_softmax_loss
+from extremax.nn.functional import Terms, check_shapes, row_losses, sampled_terms
 from extremax.nn.samplers import FrequencySampler, UniformSampler
 
 _BLOCK_SCORES = 1 << 25  # scores of all classes that exist at the same time
@@ -140,22 +140,48 @@ class ExtremeSoftmax(nn.Module):
         """Return log-probabilities of targets (...) with their mean loss, or of all classes without them."""
         if target is None:
             return self.log_prob(hidden)
+        check_shapes(hidden, self.weight, target)
         self._warn_of_dense_gradients()
-        losses = self._sampled_losses(hidden, target) if self.training else self._exact_losses(hidden, target)
-        return SoftmaxOutput(-losses, losses.sum() / (target != self.ignore_index).sum())
+        h, y, weight, bias = self._gather(hidden.reshape(-1, self.in_features), target.reshape(-1).long())
+        kept = y != self.ignore_index
+        here, own_y = self._find(y, kept)
+        smoothing = self.label_smoothing if self.training else 0.0
+        if self.training:
+            n_sequences = (len(target) if target.ndim > 0 else 1) * len(y) // max(1, target.numel())
+            rows, smooths = (h, own_y, kept, here, n_sequences), smoothing > 0.0
+            terms = sampled_terms(rows, weight, bias, self.sampler, smooths=smooths, sparse=self.sparse)
+        else:
+            terms = self._exact_terms(h, own_y, here)
+        losses, n_kept = row_losses(self._add(terms), y, kept, self.out_features, smoothing, None)
+        return SoftmaxOutput(-self._own(losses).reshape(target.shape), losses.sum() / n_kept)
 
-    def _sampled_losses(self, hidden: Tensor, target: Tensor) -> Tensor:
-        return sampled_softmax_loss(
-            hidden,
-            self.weight,
-            self.bias,
-            target,
-            self.sampler,
-            reduction="none",
-            label_smoothing=self.label_smoothing,
-            ignore_index=self.ignore_index,
-            sparse=self.sparse,
-        )
+    # Where a rank has some of the classes, these five differ.
+
+    def _gather(self, h: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+        """Return the rows to score, their targets, and the parameters."""
+        return h, y, self.weight, self.bias
+
+    def _find(self, y: Tensor, kept: Tensor) -> tuple[Tensor, Tensor]:
+        """Return which targets are rows of the weights, and these rows."""
+        return kept, torch.where(kept, y, 0)
+
+    def _add(self, terms: Terms) -> Terms:
+        """Return the terms of all classes."""
+        return terms
+
+    def _own(self, losses: Tensor) -> Tensor:
+        """Return the losses of the rows that the layer was called with."""
+        return losses
+
+    def _best(self, h: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the best scores, their classes, and the logarithms of the sums (n, 1)."""
+        found = []
+        for rows in self._blocks(h):
+            scores = self._scores(rows)
+            best = scores.topk(min(k, scores.shape[1]))
+            found.append((*best, scores.logsumexp(dim=1, keepdim=True)))
+        values, indices, log_sums = (torch.cat(parts) for parts in zip(*found, strict=True))
+        return values, indices, log_sums
 
     def _warn_of_dense_gradients(self) -> None:
         if self.sparse or not self.training or self.out_features < _MANY_CLASSES:
@@ -169,14 +195,13 @@ class ExtremeSoftmax(nn.Module):
                 stacklevel=5,  # where the layer is called
             )
 
-    def _exact_losses(self, hidden: Tensor, target: Tensor) -> Tensor:
-        check_shapes(hidden, self.weight, target)
-        h, y = hidden.reshape(-1, self.in_features), target.reshape(-1).long()
-        parts = [
-            F.cross_entropy(self._scores(rows), labels, reduction="none", ignore_index=self.ignore_index)
-            for rows, labels in zip(self._blocks(h), self._blocks(y), strict=True)
-        ]
-        return torch.cat(parts).reshape(target.shape)
+    def _exact_terms(self, h: Tensor, y: Tensor, here: Tensor) -> Terms:
+        log_sums, own = [], []
+        for rows, labels in zip(self._blocks(h), self._blocks(y), strict=True):
+            scores = self._scores(rows)
+            log_sums.append(scores.logsumexp(dim=1))
+            own.append(scores.gather(1, labels.unsqueeze(1)).squeeze(1))
+        return Terms(torch.cat(log_sums), torch.where(here, torch.cat(own), 0.0), None)
 
     def _scores(self, h: Tensor) -> Tensor:
         """Return the scores of all classes, in float32 at least."""
@@ -202,11 +227,9 @@ class ExtremeSoftmax(nn.Module):
         check_shapes(hidden, self.weight)
         if not 1 <= k <= self.out_features:
             raise ValueError(f"k is {k}; ask for 1 to {self.out_features} classes.")
+        values, indices, log_sums = self._best(hidden.reshape(-1, self.in_features), k)
         shape = (*hidden.shape[:-1], k)
-        blocks = self._blocks(hidden.reshape(-1, self.in_features))
-        found = [torch.topk(self.log_prob(rows), k) for rows in blocks]
-        values, indices = (torch.cat(parts).reshape(shape) for parts in zip(*found, strict=True))
-        return TopK(values, indices)
+        return TopK((values - log_sums).reshape(shape), indices.reshape(shape))
 
     @torch.no_grad()
     def resize(self, n_classes: int, sampler: FrequencySampler | None = None) -> None:

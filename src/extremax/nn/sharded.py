@@ -15,8 +15,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from extremax.nn.functional import Terms, batch_sample, check_shapes, class_terms, row_losses
-from extremax.nn.layer import ExtremeSoftmax, SoftmaxOutput, TopK
+from extremax.nn.functional import Terms
+from extremax.nn.layer import ExtremeSoftmax
 from extremax.nn.optim import values_of
 from extremax.nn.samplers import FrequencySampler, UniformSampler
 
@@ -217,43 +217,23 @@ class ShardedExtremeSoftmax(ExtremeSoftmax):
         super().__setstate__(state)  # type: ignore[no-untyped-call]
         self._mark()
 
-    def forward(self, hidden: Tensor, target: Tensor | None = None) -> Tensor | SoftmaxOutput:
-        """Return log-probabilities of this rank's targets, and the mean loss of the rows of all ranks."""
-        if target is None:
-            return self.log_prob(hidden)
-        self._warn_of_dense_gradients()
-        h, y, weight, bias = self._gather(hidden, target)
-        kept = y != self.ignore_index
-        here = kept & (y >= self.shard.start) & (y < self.shard.stop)
-        local = torch.where(here, y - self.shard.start, 0)
-        smoothing = self.label_smoothing if self.training else 0.0
-        if self.training:
-            draw = self.sampler()
-            n_sequences = self.shard.size * len(target) if target.ndim > 0 else self.shard.size
-            batch = batch_sample(self.sampler, local, kept, n_sequences, draw)
-            terms = class_terms(
-                *(h, weight, bias, local, here, draw, None, batch),
-                smooths=smoothing > 0.0,
-                sparse=self.sparse,
-            )
-        else:
-            terms = self._exact_terms(h, local, here)
-        losses, n_kept = row_losses(self._add(terms), y, kept, self.out_features, smoothing, None)
-        own = losses.detach().view(self.shard.size, -1)[self.shard.rank]
-        return SoftmaxOutput(-own.reshape(target.shape), losses.sum() / n_kept)
-
-    def _gather(self, hidden: Tensor, target: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-        check_shapes(hidden, self.weight, target)
-        h = hidden.reshape(-1, self.in_features)
+    def _gather(self, h: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
         self._check_rows(h)
         tables: tuple[Any, ...] = (self.weight,) if self.bias is None else (self.weight, self.bias)
         for p in tables:
             if p.requires_grad and not p._post_accumulate_grad_hooks:
                 p.register_post_accumulate_grad_hook(_mark_gradient)
         rows, weight, *bias = _GatherRows.apply(self.shard, h, *tables)  # type: ignore[no-untyped-call]
-        y = self.shard.gather(target.reshape(-1).long()).flatten()
+        y = self.shard.gather(y).flatten()
         self._check_classes(y)
         return rows, y, weight, bias[0] if bias else None
+
+    def _find(self, y: Tensor, kept: Tensor) -> tuple[Tensor, Tensor]:
+        here = kept & (y >= self.shard.start) & (y < self.shard.stop)
+        return here, torch.where(here, y - self.shard.start, 0)
+
+    def _own(self, losses: Tensor) -> Tensor:
+        return losses.detach().view(self.shard.size, -1)[self.shard.rank]
 
     def _check_rows(self, h: Tensor) -> None:
         """Refuse different numbers of rows, where asking costs little: gloo would end the process."""
@@ -277,14 +257,6 @@ class ShardedExtremeSoftmax(ExtremeSoftmax):
                 f" ({self.ignore_index})."
             )
 
-    def _exact_terms(self, h: Tensor, y: Tensor, here: Tensor) -> Terms:
-        log_sums, own = [], []
-        for rows, labels in zip(self._blocks(h), self._blocks(y), strict=True):
-            scores = self._scores(rows)
-            log_sums.append(scores.logsumexp(dim=1))
-            own.append(scores.gather(1, labels.unsqueeze(1)).squeeze(1))
-        return Terms(torch.cat(log_sums), torch.where(here, torch.cat(own), 0.0), None)
-
     def _add(self, terms: Terms) -> Terms:
         """Add the terms of all ranks; the gradient of a rank's own terms needs no collective."""
         mine = torch.stack([term for term in terms if term is not None])
@@ -300,32 +272,19 @@ class ShardedExtremeSoftmax(ExtremeSoftmax):
             "No rank has the scores of all classes: use topk, or load the checkpoint into an ExtremeSoftmax."
         )
 
-    @torch.no_grad()
-    def topk(self, hidden: Tensor, k: int) -> TopK:
-        """Return log-probabilities and numbers of the k most probable classes of this rank's rows."""
-        check_shapes(hidden, self.weight)
-        n_local = self.shard.stop - self.shard.start
-        if not 1 <= k <= self.out_features:
-            raise ValueError(f"k is {k}; ask for 1 to {self.out_features} classes.")
-        h = hidden.reshape(-1, self.in_features)
+    def _best(self, h: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
         self._check_rows(h)
-        h = self.shard.gather(h).flatten(0, 1)
-        found = []
-        for rows in self._blocks(h):
-            scores = self._scores(rows)
-            values, indices = scores.topk(min(k, n_local))
-            pad = (0, k - values.shape[1])
-            values = nn.functional.pad(values, pad, value=-torch.inf)
-            indices = nn.functional.pad(indices + self.shard.start, pad)
-            found.append((values, indices, scores.logsumexp(dim=1, keepdim=True)))
+        values, indices, log_sums = super()._best(self.shard.gather(h).flatten(0, 1), k)
+        pad = (0, k - values.shape[1])  # of a rank with fewer classes
+        values = nn.functional.pad(values, pad, value=-torch.inf)
+        indices = nn.functional.pad(indices + self.shard.start, pad)
         values, indices, log_sums = (
-            self.shard.gather(torch.cat(parts)).chunk(self.shard.size, dim=1)[self.shard.rank]
-            for parts in zip(*found, strict=True)
+            self.shard.gather(part).chunk(self.shard.size, dim=1)[self.shard.rank]
+            for part in (values, indices, log_sums)
         )
         best, places = values.transpose(0, 1).flatten(1).topk(k)
         classes = indices.transpose(0, 1).flatten(1).gather(1, places)
-        shape = (*hidden.shape[:-1], k)
-        return TopK((best - log_sums.logsumexp(dim=0)).reshape(shape), classes.reshape(shape))
+        return best, classes, log_sums.logsumexp(dim=0)
 
     def resize(self, n_classes: int, sampler: FrequencySampler | None = None) -> None:
         raise NotImplementedError("Resize an ExtremeSoftmax that has loaded the checkpoint of the ranks.")
