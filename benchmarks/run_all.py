@@ -24,26 +24,12 @@ from typing import Any
 from timing import ROWS_FILE, describe, machine
 
 FOLDER = Path(__file__).resolve().parent
-# Comparisons of quality on real data, with the arguments of a run of all benchmarks.
+# Comparisons on real data, with the arguments of a run of all benchmarks.
 STUDIES: dict[str, tuple[str, ...]] = {
-    "quality": (
-        "--methods",
-        "extremax",
-        "paper",
-        "softmax",
-        "--budgets",
-        "5",
-        "10",
-        "30",
-        "--test-rows",
-        "6000",
-    ),
     "methods": ("--data", "icd10cm", "--noises", "uniform", "tree", "--trials", "1", "--epochs", "5"),
     "multilabel": (),
     "text": ("--methods", "extremax", "naive-bayes", "cosine", "linear-svc", "--limit", "900"),
-    "scaling": ("--only", "yso-finna-10k", "yso-finna-30k", "debian-section", "debian-maintainer", "icd10cm"),
     "embeddings": ("--methods", "default", "softmax", "class means"),
-    "search": ("--data", "eurlex57k", "--trials", "10"),
     "paper_steps": ("--data", "icd10cm"),
 }
 

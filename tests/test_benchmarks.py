@@ -28,7 +28,7 @@ def is_finite(value: object) -> bool:
 # Those of three seconds and more.
 SLOW = {
     *("bench_beam", "bench_crossover", "bench_dask", "bench_serve", "bench_sharded", "bench_start"),
-    *("bench_update", "paper_steps", "scaling", "text"),
+    *("bench_update", "paper_steps", "text"),
 }
 NAMES = [
     pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in run_all.benchmark_names()
