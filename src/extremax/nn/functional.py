@@ -208,12 +208,7 @@ def sampled_terms(
 
 
 def row_losses(
-    terms: Terms,
-    y: Tensor,
-    kept: Tensor,
-    n_classes: int,
-    label_smoothing: float,
-    class_weight: Tensor | None,
+    terms: Terms, y: Tensor, kept: Tensor, n_classes: int, label_smoothing: float, class_weight: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     """Return the losses (n,), 0 for rows that are not kept, and what a mean divides their sum by."""
     row_weight = kept.to(terms.own.dtype)

@@ -31,8 +31,21 @@ _TINY = torch.finfo(torch.float32).tiny
 _SCORE_RATE = 10.0  # of make_optimizer: what the first step of a target adds to its score
 
 
-class _RowState(torch.optim.Optimizer):
+class _RowOptimizer(torch.optim.Optimizer):
     """An optimizer whose state keeps its own types, and is whole where a process has some of the rows."""
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        """Step the parameters that have a gradient; of `RowAdagrad`, the rows that have one."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        self._step_all()
+        return loss
+
+    def _step_all(self) -> None:
+        raise NotImplementedError
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state; sums of sharded tables are DTensors, which checkpoints split anew."""
@@ -69,7 +82,7 @@ def _by_row(value: Any, p: Tensor) -> bool:
     return isinstance(value, Tensor) and value.ndim > 0 and len(value) == len(p)
 
 
-class RowAdagrad(_RowState):
+class RowAdagrad(_RowOptimizer):
     """Adagrad with one sum per row for tables with sparse gradients, such as those of output layers.
 
     Rows without a gradient do not move. The scale of the loss does not matter, unless it changes.
@@ -100,18 +113,11 @@ class RowAdagrad(_RowState):
             raise ValueError(f"lr is {lr}; it must not be negative.")
         super().__init__(params, {"lr": lr, "whiten": whiten})
 
-    @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """Step the rows that have a gradient."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+    def _step_all(self) -> None:
         for group in self.param_groups:
             for p in group["params"]:
                 if p.grad is not None:
                     self._step(p, p.grad, group)
-        return loss
 
     def _step(self, p: Tensor, grad: Tensor, group: dict[str, Any]) -> None:
         state = self.state[p]
@@ -203,7 +209,7 @@ def _inverse_root(moments: Tensor, n_rows: Tensor) -> Tensor:
     return z * kept.clamp(min=_TINY).rsqrt()
 
 
-class Combined(_RowState):
+class Combined(_RowOptimizer):
     """Several optimizers as one: their groups are its groups, and their state is its state."""
 
     def __init__(self, parts: Sequence[torch.optim.Optimizer]) -> None:
@@ -232,15 +238,9 @@ class Combined(_RowState):
         super().__setstate__(state)
         self._share()
 
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """Step all parts."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+    def _step_all(self) -> None:
         for part in self.parts:
             part.step()
-        return loss
 
 
 def make_optimizer(
