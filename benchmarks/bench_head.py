@@ -23,11 +23,11 @@ words    The next word of titles of `yso-finna`: words that occur twice or more 
          others; the same transformer, of width 128, on 16 words, embeddings tied as well. The titles of a
          split are one text in random order, 16 pieces of which are a minibatch.
 
-Every method has the same encoder and batches, AdamW on the encoder (SparseAdam on the EmbeddingBag), and an
-output layer whose biases start at log-frequencies. "extremax" is the set-up of the documentation: a
-FrequencySampler and `make_optimizer`, with no other setting. Sampled methods have Adagrad on sparse gradients
-or AdamW on dense ones; "in-batch" takes the targets of the other rows as negatives, corrected by their
-frequencies. The adaptive softmax has embeddings of its own.
+Every method has the same encoder and batches, AdamW on the encoder, and an output layer whose biases start at
+log-frequencies. "extremax" is the set-up of the documentation: a FrequencySampler and `make_optimizer`, with
+no other setting. Sampled methods have Adagrad on sparse gradients or AdamW on dense ones; "in-batch" takes
+the targets of the other rows as negatives, corrected by their frequencies. The EmbeddingBag has SparseAdam,
+or in "in-batch, all Adagrad" the Adagrad of the output layer. The adaptive softmax has embeddings of its own.
 
 The rate of the output layer is found on 2,000 validation rows after --search seconds of training with the
 first of --seeds, by log-likelihood, or NDCG@10 where items are ranked: from a start on, rates are doubled and
@@ -476,6 +476,7 @@ def _sampled(n: int, *, by_frequency: bool, sparse: bool) -> Callable[[Task], An
 METHODS: dict[str, Callable[[Task], Any]] = {
     "extremax": Ours,
     "in-batch": lambda task: InBatch(task, n=1024, by_frequency=True, sparse=True),
+    "in-batch, all Adagrad": lambda task: InBatch(task, n=1024, by_frequency=True, sparse=True),
     "frequency 1024": _sampled(1024, by_frequency=True, sparse=True),
     "frequency 256": _sampled(256, by_frequency=True, sparse=True),
     "uniform 1024": _sampled(1024, by_frequency=False, sparse=True),
@@ -579,9 +580,13 @@ def make_optimizers(encoder: nn.Module, output: Any, run: Run) -> list[torch.opt
     bags = [m.weight for m in encoder.modules() if isinstance(m, nn.EmbeddingBag)]
     others = [p for p in encoder.parameters() if id(p) not in own and all(p is not bag for bag in bags)]
     optimizers: list[torch.optim.Optimizer] = [torch.optim.AdamW(others, lr=ENCODER_RATE)]
-    optimizers += [torch.optim.SparseAdam(bags, lr=ENCODER_RATE)] if bags else []
+    rows = list(output.parameters())
+    if run.method.endswith("all Adagrad"):
+        rows += bags
+    elif bags:
+        optimizers.append(torch.optim.SparseAdam(bags, lr=ENCODER_RATE))
     kind: Any = torch.optim.AdamW if is_dense else torch.optim.Adagrad
-    return [*optimizers, kind(output.parameters(), lr=run.rate)]
+    return [*optimizers, kind(rows, lr=run.rate)]
 
 
 def find_rate(score: Callable[[float], float], first: float, n_most: int = 9) -> dict[float, float]:

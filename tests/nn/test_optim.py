@@ -306,13 +306,18 @@ def test_make_optimizer_finds_the_kinds_of_parameters():
     model = Model()
     model.words.sparse = True
     optimizer = make_optimizer(model, lr=0.01, weight_decay=0.5)
-    adam, sparse, by_row = optimizer.parts
-    assert [type(x).__name__ for x in optimizer.parts] == ["AdamW", "SparseAdam", "RowAdagrad"]
-    assert adam.param_groups[0]["weight_decay"] == 0.5
-    assert sparse.param_groups[0]["params"] == [model.words.weight]
-    assert by_row.param_groups[0]["params"] == [model.head.weight, model.head.bias]
-    assert by_row.param_groups[0]["lr"] == 10.0 / WIDTH
+    assert [type(x).__name__ for x in optimizer.parts] == ["AdamW", "RowAdagrad"]
+    adam, embeddings, head = optimizer.param_groups
+    assert adam["weight_decay"] == 0.5
+    assert (embeddings["params"], embeddings["lr"], embeddings["whiten"]) == (
+        [model.words.weight],
+        0.3,
+        False,
+    )
+    assert (head["params"], head["lr"]) == ([model.head.weight, model.head.bias], 10.0 / WIDTH)
+    before = model.words.weight.detach().clone()
     train(model, optimizer)
+    assert not torch.equal(model.words.weight, before)
 
 
 def test_rates_of_rows_follow_the_widths_of_their_layers():

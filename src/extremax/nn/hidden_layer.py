@@ -23,7 +23,9 @@ class _Network(nn.Module):
     def __init__(self, n_inputs: int, n_units: int, counts: Tensor) -> None:
         super().__init__()
         self.hidden = nn.Linear(n_inputs, n_units)
-        self.output = ExtremeSoftmax(n_units, len(counts), sampler=FrequencySampler(counts))
+        self.output = ExtremeSoftmax(
+            n_units, len(counts), sampler=FrequencySampler(counts, n_sampled=256, batch_share=0.8)
+        )
 
     def forward(self, X: Tensor) -> Tensor:
         return F.relu(self.hidden(X))

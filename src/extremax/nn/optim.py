@@ -248,14 +248,15 @@ def make_optimizer(
     lr: float = 1e-3,
     *,
     row_lr: float | None = None,
+    embedding_lr: float = 0.3,
     dense: Callable[..., torch.optim.Optimizer] = torch.optim.AdamW,
     **options: Any,
 ) -> torch.optim.Optimizer:
     """Create one optimizer for a model with output layers of extremax.
 
-    Output layers, and embeddings tied to them, get sparse gradients and `RowAdagrad`; other embeddings with
-    ``sparse=True`` get ``torch.optim.SparseAdam``, and all else `dense`. Schedulers, ``state_dict`` and
-    ``zero_grad`` see one optimizer, with a group for each kind.
+    Output layers and embeddings tied to them get sparse gradients and `RowAdagrad`, as do other embeddings
+    with ``sparse=True``; all else gets `dense`. Schedulers, ``state_dict`` and ``zero_grad`` see one
+    optimizer, with a group for each rate.
 
     Parameters
     ----------
@@ -263,9 +264,11 @@ def make_optimizer(
         The whole model. Frozen parameters are left out, but for those of output layers, which do not move
         until they are unfrozen.
     lr : float
-        Learning rate of the other parameters.
+        Learning rate of `dense`.
     row_lr : float, optional
-        Learning rate of `RowAdagrad`: 10 / in_features unless given.
+        Learning rate of output layers: 10 / in_features unless given.
+    embedding_lr : float
+        Learning rate of embeddings with ``sparse=True`` that are not tied.
     dense
         Optimizer class of the other parameters.
     **options
@@ -277,28 +280,24 @@ def make_optimizer(
     if not heads:
         raise ValueError("model has no ExtremeSoftmax layer: use an optimizer of torch.optim.")
     tables = [m for m in model.modules() if isinstance(m, nn.Embedding | nn.EmbeddingBag)]
-    by_row = {id(p): head.in_features for head in heads for p in head.parameters(recurse=False)}
-    for module in (*heads, *(m for m in tables if id(m.weight) in by_row)):
+    rates = {
+        id(p): _SCORE_RATE / head.in_features if row_lr is None else row_lr
+        for head in heads
+        for p in head.parameters(recurse=False)
+    }
+    for module in (*heads, *(m for m in tables if id(m.weight) in rates)):
         module.sparse = True
-    sparse = {id(m.weight) for m in tables if m.sparse} - by_row.keys()
-    kinds: dict[str, list[Tensor]] = {"rows": [], "sparse": [], "dense": []}
+    sparse = {id(m.weight) for m in tables if m.sparse} - rates.keys()
+    others: list[Tensor] = []
+    groups: dict[tuple[float, bool], list[Tensor]] = {}
     for p in model.parameters():
-        if p.requires_grad or id(p) in by_row:
-            kinds["rows" if id(p) in by_row else "sparse" if id(p) in sparse else "dense"].append(p)
-    parts: list[torch.optim.Optimizer] = []
-    if kinds["dense"]:
-        parts.append(dense(kinds["dense"], lr=lr, **options))
-    if kinds["sparse"]:
-        parts.append(torch.optim.SparseAdam(kinds["sparse"], lr=lr))
-    if kinds["rows"]:
-        widths = dict.fromkeys(by_row[id(p)] for p in kinds["rows"])
-        rates = {width: _SCORE_RATE / width if row_lr is None else row_lr for width in widths}
-        groups = [
-            {"params": [p for p in kinds["rows"] if by_row[id(p)] == width], "lr": rate}
-            for width, rate in rates.items()
-        ]
-        parts.append(RowAdagrad(groups))
-    return Combined(parts)
+        if id(p) in rates or (id(p) in sparse and p.requires_grad):
+            group = (embedding_lr, False) if id(p) in sparse else (rates[id(p)], True)
+            groups.setdefault(group, []).append(p)
+        elif p.requires_grad:
+            others.append(p)
+    rows = [{"params": params, "lr": rate, "whiten": whiten} for (rate, whiten), params in groups.items()]
+    return Combined([*([dense(others, lr=lr, **options)] if others else []), RowAdagrad(rows)])
 
 
 @torch.no_grad()

@@ -67,9 +67,9 @@ class FrequencySampler(nn.Module):
         self,
         counts: Any,
         power: float = 0.75,
-        n_sampled: int = 256,
+        n_sampled: int = 64,
         *,
-        batch_share: float = 0.8,
+        batch_share: float = 0.9,
         generator: torch.Generator | None = None,
         device: torch.device | str | None = None,
     ) -> None:
