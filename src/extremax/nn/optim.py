@@ -214,25 +214,27 @@ class Combined(_RowOptimizer):
 
     def __init__(self, parts: Sequence[torch.optim.Optimizer]) -> None:
         self.parts = list(parts)
-        self.owners = [i for i, part in enumerate(parts) for _ in part.param_groups]  # parts of the groups
+        for number, part in enumerate(parts):
+            for group in part.param_groups:
+                group["part"] = number
         super().__init__([group for part in parts for group in part.param_groups], {})
         self._share()
 
     def _share(self) -> None:
         for number, part in enumerate(self.parts):
-            groups = zip(self.param_groups, self.owners, strict=True)
-            part.param_groups, part.state = [g for g, owner in groups if owner == number], self.state
+            part.param_groups = [group for group in self.param_groups if group["part"] == number]
+            part.state = self.state
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group, as layers that are unfrozen later need: the first part steps it."""
-        super().add_param_group(param_group)
-        if len(self.param_groups) > len(self.owners):  # those of the parts come first
-            self.param_groups[-1].update({**self.parts[0].defaults, **param_group})
-            self.owners.append(0)
+        if "part" in param_group:  # of a part
+            super().add_param_group(param_group)
+        else:
+            super().add_param_group({**self.parts[0].defaults, "part": 0, **param_group})
             self._share()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "parts": self.parts, "owners": self.owners}
+        return {**super().__getstate__(), "parts": self.parts}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
@@ -307,19 +309,14 @@ def clip_grad_norm_(parameters: Iterable[Tensor] | Tensor, max_norm: float) -> T
     ``torch.nn.utils.clip_grad_norm_`` does the same, but does not take sharded layers beside parameters of
     ``fully_shard``, nor sharded layers with dense gradients.
     """
-    params = [parameters] if isinstance(parameters, Tensor) else list(parameters)
+    params: list[Any] = [parameters] if isinstance(parameters, Tensor) else list(parameters)
     params = [p for p in params if p.grad is not None]
-    if not params:
-        return torch.zeros(())
-    total = torch.zeros((), device=params[0].device)
+    total = torch.zeros((), device=params[0].device if params else None)
     for p in params:
-        grad: Any = p.grad
-        if grad.is_sparse:
-            p.grad = grad = grad.coalesce()
-        square = values_of(grad).float().square().sum()
+        p.grad = p.grad.coalesce() if p.grad.is_sparse else p.grad
+        square = values_of(p.grad).float().square().sum()
         square = square.full_tensor() if hasattr(square, "full_tensor") else square  # of fully_shard
-        shard = getattr(p, "shard", None)
-        total += (square if shard is None else shard.sum(square)).to(total.device)
+        total += (p.shard.sum(square) if hasattr(p, "shard") else square).to(total.device)
     norm = total.sqrt()
     scale = (max_norm / (norm + 1e-6)).clamp(max=1.0)
     for p in params:

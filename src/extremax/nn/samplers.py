@@ -146,14 +146,9 @@ class FrequencySampler(nn.Module):
 
     def part(self, start: int, stop: int, n_sampled: int) -> FrequencySampler:
         """Return a sampler of `n_sampled` of the classes from `start` to `stop` - 1, numbered from 0."""
-        part = FrequencySampler(
-            self.counts[start:stop],
-            self.power,
-            n_sampled,
-            batch_share=self.batch_share,
-            generator=self.generator,
-            device=self.counts.device,
-        )
+        counts, device = self.counts[start:stop], self.counts.device
+        options: Any = {"batch_share": self.batch_share, "generator": self.generator, "device": device}
+        part = FrequencySampler(counts, self.power, n_sampled, **options)
         part.total = self.total
         return part
 
@@ -177,9 +172,8 @@ class UniformSampler(FrequencySampler):
     ) -> None:
         if n_classes < 1:
             raise ValueError(f"n_classes is {n_classes}; it must be at least 1.")
-        options = {"generator": generator, "device": device}
         counts = torch.ones(n_classes, device="cpu")
-        super().__init__(counts, 0.0, n_sampled, batch_share=0.0, **options)  # type: ignore[arg-type]
+        super().__init__(counts, 0.0, n_sampled, batch_share=0.0, generator=generator, device=device)
 
     def _leave_meta(self, device: torch.device) -> None:
         self._set_counts(torch.ones(self.n_classes, dtype=torch.float64, device="cpu"), device)

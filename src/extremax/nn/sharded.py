@@ -52,11 +52,8 @@ class Shard:
                 raise ValueError(f"group is a mesh of {group.ndim} dimensions; it must have one.")
             group = group.get_group()
         self.group = cast("dist.ProcessGroup", dist.group.WORLD if group is None else group)
-        self.size, self.rank, n_all = (
-            dist.get_world_size(self.group),
-            dist.get_rank(self.group),
-            dist.get_world_size(),
-        )
+        self.size, self.rank = dist.get_world_size(self.group), dist.get_rank(self.group)
+        n_all = dist.get_world_size()
         if self.size != n_all:
             raise ValueError(
                 f"group has {self.size} of {n_all} ranks: the others would hold copies of its classes, which"
@@ -219,7 +216,7 @@ class ShardedExtremeSoftmax(ExtremeSoftmax):
 
     def _gather(self, h: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
         self._check_rows(h)
-        tables: tuple[Any, ...] = (self.weight,) if self.bias is None else (self.weight, self.bias)
+        tables: list[Any] = list(self.parameters(recurse=False))
         for p in tables:
             if p.requires_grad and not p._post_accumulate_grad_hooks:
                 p.register_post_accumulate_grad_hook(_mark_gradient)
@@ -237,9 +234,7 @@ class ShardedExtremeSoftmax(ExtremeSoftmax):
 
     def _check_rows(self, h: Tensor) -> None:
         """Refuse different numbers of rows, where asking costs little: gloo would end the process."""
-        if h.device.type != "cpu":
-            return
-        sizes = self.shard.gather(torch.tensor([len(h)])).flatten().tolist()
+        sizes = self.shard.gather(torch.tensor([len(h)])).flatten().tolist() if h.is_cpu else [0]
         if min(sizes) != max(sizes):
             raise ValueError(
                 f"The ranks have different numbers of rows, {sizes}: give each as many, padded by targets"
@@ -248,9 +243,7 @@ class ShardedExtremeSoftmax(ExtremeSoftmax):
 
     def _check_classes(self, y: Tensor) -> None:
         """Refuse classes that no rank has; other devices must not wait for the host."""
-        if y.device.type != "cpu":
-            return
-        wrong = y[(y != self.ignore_index) & ((y < 0) | (y >= self.out_features))]
+        wrong = y[(y != self.ignore_index) & ((y < 0) | (y >= self.out_features))] if y.is_cpu else ()
         if len(wrong) > 0:
             raise IndexError(
                 f"target {int(wrong[0])} is neither a class, 0 to {self.out_features - 1}, nor ignored"
@@ -262,10 +255,9 @@ class ShardedExtremeSoftmax(ExtremeSoftmax):
         mine = torch.stack([term for term in terms if term is not None])
         parts = list(self.shard.gather(mine.detach()))
         parts[self.shard.rank] = mine
-        log_sums, *sums = torch.stack(parts, dim=1)
-        own, score_sum = (*(x.sum(dim=0) for x in sums), None)[:2]
-        assert own is not None  # every rank has it
-        return Terms(log_sums.logsumexp(dim=0), own, score_sum)
+        log_sums, own, *score_sums = torch.stack(parts, dim=1)
+        score_sum = score_sums[0].sum(dim=0) if score_sums else None
+        return Terms(log_sums.logsumexp(dim=0), own.sum(dim=0), score_sum)
 
     def log_prob(self, hidden: Tensor) -> Tensor:
         raise NotImplementedError(
