@@ -100,7 +100,10 @@ def _check_noise(names: dict[str, Any]) -> None:
 
 
 def _check_pytorch(names: dict[str, Any]) -> None:
-    assert names["after"] > names["before"] + 1.0
+    """Untrained, the loss is that of 500 classes, 6.2, and the perplexity 400."""
+    assert names["evaluate"](names["model"], names["X_test"], names["y_test"]) < 4.0
+    assert names["hits"] > 0.6
+    assert names["perplexity"] < 8.0
 
 
 def _check_experiments(names: dict[str, Any]) -> None:
