@@ -268,16 +268,13 @@ def propose(data, weights, k, *, needs_rest=True, ranges=None):
         np.full((data.n_rows, k), 77, np.int32), np.full((data.n_rows, k), 7.0, np.float32),
         np.full(data.n_rows if needs_rest else 0, 7.0, np.float32), np.empty(0, np.float32),
     )  # fmt: skip
-    scores = np.zeros(n_classes, np.float32)
-    touched = np.zeros(-(-n_classes // kernels.BLOCK), np.uint8)
+    scratch = kernels.make_scratch(n_classes)
     pairs = np.arange(data.n_rows), edges, data.y
     biases = weights.biases, weights.length_biases
     for first, last in ranges or [(0, data.n_rows)]:
-        kernels.propose(
-            csr_rows(data.X), pairs, weights.postings, biases, scores, touched, found, first, last
-        )
-        assert not scores.any()
-        assert not touched.any()
+        kernels.propose(csr_rows(data.X), pairs, weights.postings, biases, scratch, found, first, last)
+        assert not scratch[0].any()
+        assert not scratch[1].any()
     return found
 
 
@@ -304,7 +301,7 @@ def make_weights(rng, n_classes, density):
 @pytest.mark.reference
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("k", [1, 4, N_CLASSES])
-def test_proposals_are_the_best_of_all_classes_where_blocks_are_few(kind, k):
+def test_proposals_are_the_best_of_all_classes_where_classes_are_few(kind, k):
     data, weights = make_data(kind), make_weights(np.random.default_rng(10), N_CLASSES, 0.4)
     X = data.X.toarray().astype(np.float64)
     table = X @ weights.to_matrix().toarray().T + weights.biases
@@ -317,8 +314,8 @@ def test_proposals_are_the_best_of_all_classes_where_blocks_are_few(kind, k):
 
 @pytest.mark.reference
 @pytest.mark.parametrize("kind", ["one label", "several labels"])
-def test_proposals_of_many_blocks_are_of_those_that_share_a_feature(kind):
-    n_classes, rng = 129 * kernels.BLOCK - 5, np.random.default_rng(12)
+def test_proposals_of_many_classes_are_of_those_that_share_a_feature(kind):
+    n_classes, rng = kernels.FEW_CLASSES + 251, np.random.default_rng(12)
     data, weights = make_data(kind), make_weights(rng, n_classes, 1.5e-4)
     labels = rng.permutation(n_classes)[:N_CLASSES].astype(np.int32)
     order = np.lexsort([labels[data.y], data.rows])  # labels of a row ascend
@@ -326,11 +323,9 @@ def test_proposals_of_many_blocks_are_of_those_that_share_a_feature(kind):
     X, W = data.X.toarray().astype(np.float64), weights.to_matrix().toarray()
     table = X @ W.T + weights.biases + X.sum(axis=1, keepdims=True) * weights.length_biases
     shares = ((X != 0.0).astype(int) @ (W != 0.0).astype(int).T) > 0
-    blocks = np.arange(n_classes) // kernels.BLOCK
-    allowed = np.array([np.isin(blocks, np.unique(blocks[line])) for line in shares])
-    assert 0.0 < allowed.mean() < 0.6
-    assert (~allowed.any(axis=1)).any()  # an empty row shares nothing
-    expected = brute_force(data, table, 6, allowed)
+    assert 0.0 < shares.mean() < 0.6
+    assert (~shares.any(axis=1)).any()  # an empty row shares nothing
+    expected = brute_force(data, table, 6, shares)
     assert_proposed(propose(data, weights, 6), expected)
 
 

@@ -31,8 +31,7 @@ from extremax.kernels.topk import exp_nonpositive
 
 _NEGLIGIBLE = 1e-4  # of a sum from which a row was taken: the rounding of float32
 _EMPTY, _LEAST = np.float32(-np.inf), np.float32(-87.0)
-BLOCK = 256  # classes whose scores are looked at together
-_FEW_BLOCKS = 128  # up to which all are looked at
+FEW_CLASSES = 1 << 15  # up to which a search looks at all
 _LOOK_UP = 30  # classes of a feature per candidate from which the candidates are looked up among them
 
 
@@ -392,30 +391,16 @@ def keep_row(scores, i, proposals):
     proposals.log_rest[i] = np.float32(peak + math.log(total if total > 1e-37 else 1e-37))
 
 
-@helper
-def _insert(block, first, n, classes, scores):
-    """Insert the scores of a block of classes into the best so far; return how many there are."""
-    k = classes.size
-    for j in range(block.size):
-        value = block[j]
-        if value > _EMPTY and (n < k or value > scores[k - 1]):
-            at = n if n < k else k - 1
-            n = n + 1 if n < k else k
-            while at > 0 and scores[at - 1] < value:
-                scores[at] = scores[at - 1]
-                classes[at] = classes[at - 1]
-                at -= 1
-            scores[at] = value
-            classes[at] = first + j
-    return n
+def make_scratch(n_classes):
+    """Return the scratch of `propose`."""
+    n = n_classes if n_classes > FEW_CLASSES else 0
+    scores, marks = np.zeros(n_classes, np.float32), np.zeros(n, np.uint8)
+    return scores, marks, np.empty(n, np.int32), np.empty(n, np.float32)
 
 
 @njit
-def propose(rows, pairs, postings, biases, scores, touched, proposals, first, last):
-    """Find the best other classes of rows of a range, among those that share a feature with the row.
-
-    Classes are looked at in blocks: all those of a block of which one shares a feature, and where blocks are
-    few, all classes.
+def propose(rows, pairs, postings, biases, scratch, proposals, first, last):
+    """Find the best other classes of rows of a range; of many classes, those that share a feature with the row.
 
     Parameters
     ----------
@@ -424,66 +409,66 @@ def propose(rows, pairs, postings, biases, scores, touched, proposals, first, la
         Rows to score (n,), where the pairs of each begin (n + 1,), class of each pair.
     postings, biases : Postings, pair of (n_classes,) float32
         Weights, ``b`` and ``l``.
-    scores : (n_classes,) float32
-        Scratch; zero before and after.
-    touched : (ceil(n_classes / BLOCK),) uint8
-        Scratch; zero before and after.
+    scratch : tuple of arrays
+        Scores (n_classes,) float32 and marks (n_classes,) uint8, zero before and after; classes that share a
+        feature (n_classes,) int32 and their scores (n_classes,) float32. The last three are empty where
+        classes are few.
     proposals : Proposals
-        Classes and scores are filled, and where there is room for it the log of the mass of all other classes
-        of these blocks.
+        Classes and scores are filled, and where there is room for it the log of the mass of all others.
     """
     row_numbers, pair_offsets, labels = pairs
-    has_rest, n_classes = proposals.log_rest.size > 0, scores.size
-    many = touched.size > _FEW_BLOCKS
+    scores, marks, listed, line = scratch
+    many = marks.size > 0
     for i in range(first, last):
         r = row_numbers[i]
-        if not many:
-            for b in range(touched.size):
-                touched[b] = 1
         start, stop = rows.indptr[r], rows.indptr[r + 1]
-        mass = row_mass(rows.data, start, stop)
+        mass, n = row_mass(rows.data, start, stop), 0
         for p in range(start, stop):
             f, x = rows.indices[p], rows.data[p]
             low, high = postings.offsets[f], postings.offsets[f + 1]
-            for q in range(low, high):  # unsigned: no look for indices from the end
-                scores[np.uint32(postings.classes[q])] += x * postings.values[q]
             if many:
                 for q in range(low, high):
-                    touched[np.uint32(postings.classes[q]) // np.uint32(BLOCK)] = 1
+                    c = np.uint32(postings.classes[q])  # unsigned: no look for indices from the end
+                    if marks[c] == 0:
+                        marks[c] = 1
+                        listed[n] = c
+                        n += 1
+                    scores[c] += x * postings.values[q]
+            else:
+                for q in range(low, high):
+                    scores[np.uint32(postings.classes[q])] += x * postings.values[q]
         for pair in range(pair_offsets[i], pair_offsets[i + 1]):
             scores[labels[pair]] = _EMPTY
-        found, best = proposals.classes[i], proposals.scores[i]
-        n = 0
-        for b in range(touched.size):
-            if touched[b] == 0:
-                continue
-            low, high = b * BLOCK, min((b + 1) * BLOCK, n_classes)
-            for c in range(low, high):
-                scores[c] += biases[0][c] + mass * biases[1][c]
-            n = _insert(scores[low:high], low, n, found, best)
-        for j in range(n, found.size):
-            found[j] = -1
-            best[j] = _EMPTY
-        peak, total = best[0] if n > 0 else np.float32(0.0), 0.0
-        if has_rest:
+        if many:
             for j in range(n):
-                scores[found[j]] = _EMPTY
-        for b in range(touched.size):
-            if touched[b] == 0:
-                continue
-            touched[b] = 0
-            low, high = b * BLOCK, min((b + 1) * BLOCK, n_classes)
-            part = np.float32(0.0)
-            for c in range(low, high):
-                if has_rest:
-                    gap = scores[c] - peak
-                    part += exp_nonpositive(_LEAST if gap < _LEAST else gap)
+                c = np.uint32(listed[j])
+                line[j] = scores[c] + biases[0][c] + mass * biases[1][c]
                 scores[c] = np.float32(0.0)
-            total += part
-        for pair in range(pair_offsets[i], pair_offsets[i + 1]):
-            scores[labels[pair]] = np.float32(0.0)
-        if has_rest:
-            proposals.log_rest[i] = np.float32(peak + math.log(total if total > 1e-37 else 1e-37))
+                marks[c] = 0
+            _keep(line[:n], i, proposals)
+            for j in range(proposals.classes.shape[1]):
+                if proposals.classes[i, j] >= 0:
+                    proposals.classes[i, j] = listed[proposals.classes[i, j]]
+            for pair in range(pair_offsets[i], pair_offsets[i + 1]):
+                scores[labels[pair]] = np.float32(0.0)
+        else:
+            for c in range(scores.size):
+                scores[c] += biases[0][c] + mass * biases[1][c]
+            _keep(scores, i, proposals)
+            for c in range(scores.size):
+                scores[c] = np.float32(0.0)
+
+
+@helper
+def _keep(scores, i, proposals):
+    """Keep the best classes of row i, and where there is room for it the mass of all others."""
+    if proposals.log_rest.size > 0:
+        keep_row(scores, i, proposals)
+        return
+    found, best = proposals.classes[i], proposals.scores[i]
+    for j in range(select_top(scores, found.size, found, best), found.size):
+        found[j] = -1
+        best[j] = _EMPTY
 
 
 @njit

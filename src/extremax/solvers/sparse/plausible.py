@@ -191,12 +191,11 @@ def find_plausible(
     if not needs_rest:
         postings = limit_postings(postings, training, job)
     biases, tasks = (weights.biases, weights.length_biases), split(len(used), _ROWS_PER_TASK)
-    n_blocks = -(-n_classes // sparse_start.BLOCK)
-    scratch = Scratch(lambda: (np.zeros(n_classes, np.float32), np.zeros(n_blocks, np.uint8)))
+    scratch = Scratch(lambda: sparse_start.make_scratch(n_classes))
 
     def work(i: int) -> None:
-        with scratch.use() as (scores, touched):
-            sparse_start.propose(rows, given, postings, biases, scores, touched, found, *tasks[i])
+        with scratch.use() as arrays:
+            sparse_start.propose(rows, given, postings, biases, arrays, found, *tasks[i])
 
     run_checked(work, len(tasks), job)
     n_rows = len(rows.indptr) - 1
@@ -338,6 +337,11 @@ def fit_linear(
         share = counts / max(float(row_weights.sum(dtype=np.float64)), 1e-9)
         biases[:] = -np.minimum(1.0 - np.log(np.maximum(share, 1e-9)), config.max_bias)
     squares = square_sums(rows.indptr, rows.data).astype(np.float64)
+    # Frequent features first: what is kept of each lies close together, in the fast part of the memory.
+    by_count = np.argsort(-count_indices(rows.indices, n_features), kind="stable").astype(np.int32)
+    numbers = np.empty_like(by_count)
+    numbers[by_count] = np.arange(n_features, dtype=np.int32)
+    rows, mean = rows._replace(indices=numbers[rows.indices]), mean[by_count]
     problem = Problem(
         rows, squares, data.rows.astype(np.int64), np.ascontiguousarray(data.pair_weight, np.float32),
         row_weights, own, others, *duals, mean,
@@ -374,7 +378,7 @@ def fit_linear(
                 values,
                 biases,
             )
-        parts[i] = stops, features[: stops[-1]].copy(), values[: stops[-1]].copy()
+        parts[i] = stops, by_count[features[: stops[-1]]], values[: stops[-1]].copy()
 
     run_checked(work, len(parts), job)
     matrix = _by_feature(parts, cuts, (n_classes, n_features))
