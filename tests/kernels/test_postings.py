@@ -13,6 +13,8 @@ from extremax.scores.sparse import (
     SparseWeights,
     add_postings,
     csr_rows,
+    no_postings,
+    packed_kinds,
     prune_postings,
     select_columns,
     transposed,
@@ -41,7 +43,7 @@ def postings_of(matrix):
 
 
 def assert_same(found, expected):
-    for one, two in zip(found, expected, strict=True):
+    for one, two in zip(found[:3], expected[:3], strict=True):
         np.testing.assert_array_equal(one, two)
 
 
@@ -91,6 +93,30 @@ def test_pruned_postings_are_those_of_a_mask(threshold):
     found = prune_postings(postings, mean, threshold)
     assert_same(found, (ends, postings.classes[kept], postings.values[kept]))
     assert (found is postings) == bool(kept.all())
+
+
+@pytest.mark.reference
+@pytest.mark.parametrize("n_classes", [1 << 16, (1 << 16) + 1])
+def test_packed_weights_are_within_half_a_step(n_classes):
+    one, two = make_matrix(7), make_matrix(8)
+    two.data[two.indices == 7] = 1e-42  # below the smallest step
+    one.data[one.indices == 7] = 0.0
+    whole = sparse.csc_matrix(one.toarray() + two.toarray())
+    pruning = np.ones(N_FEATURES, np.float32), 0.0
+    kinds = packed_kinds(n_classes)
+    packed = add_postings(postings_of(one), postings_of(two), pruning, 2, kinds)
+    plain = add_postings(postings_of(one), postings_of(two), pruning)
+    assert_same(packed[:2], plain[:2])
+    assert (packed.classes.dtype, packed.values.dtype) == kinds
+    feature = np.repeat(np.arange(N_FEATURES), np.diff(packed.offsets))
+    decoded = packed.steps[feature] * packed.values
+    largest = np.abs(whole.toarray()).max(axis=0)
+    assert (np.abs(decoded - plain.values) <= 0.5001 / 127 * largest[feature] + 1e-37).all()
+    kept, nothing = packed.values != 0, no_postings(N_FEATURES)
+    again = add_postings(packed, nothing, None, 1, kinds)  # packed weights stay as they are
+    np.testing.assert_array_equal(again.values, packed.values[kept])
+    np.testing.assert_allclose(again.steps[feature[kept]], packed.steps[feature[kept]], rtol=1e-6)
+    np.testing.assert_array_equal(add_postings(packed, nothing).values, decoded[kept])
 
 
 def test_selected_columns_are_those_of_scipy():

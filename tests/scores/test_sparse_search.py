@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from scipy import sparse
@@ -11,12 +13,13 @@ from extremax.calibration import Calibration
 from extremax.examples import Examples
 from extremax.scores import ExactSearch, Scorer
 from extremax.scores.dense import DenseWeights
-from extremax.scores.sparse import DensePart, SparseWeights
+from extremax.scores.sparse import DensePart, SparseWeights, add_postings, no_postings, packed_kinds
 from extremax.tree.noise import FrequencyNoise
 from extremax.tuned import SearchConfig
 from scorers import assert_same_ranking, debiased_scores, evaluate, log_likelihood, log_prob_all, rank_pairs
 
 N_ROWS, N_FEATURES, N_DENSE = 41, 30, 4
+PACKED = 130  # classes of a problem whose weights are packed
 
 
 class Problem:
@@ -39,6 +42,11 @@ class Problem:
             self.table += others.astype(np.float64) @ dense.factors.T
             X = np.hstack([words, others])
         self.weights = SparseWeights.from_matrix(sparse.csc_matrix(W), biases, lengths, dense)
+        if n_classes == PACKED:
+            packed = add_postings(self.weights.postings, no_postings(N_FEATURES), None, 1, packed_kinds(9))
+            self.weights = replace(self.weights, postings=packed)
+            self.table += words.astype(np.float64) @ (self.weights.to_dense() - W).T
+            W = self.weights.to_dense()
         self.X, self.W, self.biases = sparse.csr_matrix(X), W, biases
         self.y = rng.integers(0, n_classes, N_ROWS).astype(np.int32)
 

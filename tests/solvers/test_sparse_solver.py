@@ -113,6 +113,12 @@ def matrix_of(clf):
     return clf.model_.weights.to_matrix().toarray()
 
 
+def assert_packed(weights, expected):
+    """Packed weights are within half a step of their feature."""
+    assert weights.postings.values.dtype == np.int8
+    assert (np.abs(weights.to_matrix().toarray() - expected) <= 1e-4 + 0.51 * weights.postings.steps).all()
+
+
 def assert_same_model(first, second, temperature=0.0):
     for a, b in zip(first.model_.weights.postings, second.model_.weights.postings, strict=True):
         np.testing.assert_array_equal(a, b)
@@ -187,7 +193,7 @@ def test_no_epochs_give_the_start(data):
     clf = make(Only, n_epochs=0).fit(*data)
     tables, _, _ = train(data, Only, 0, seed=clf.seed_)
     start = make_start(tables.sums.arrays, tables.numbers, 1)
-    np.testing.assert_array_equal(clf.model_.weights.postings.values, start.postings.values)
+    assert_packed(clf.model_.weights, start.to_matrix().toarray())
     np.testing.assert_array_equal(clf.model_.weights.biases, start.biases)
     np.testing.assert_array_equal(clf.model_.weights.length_biases, start.length_biases)
 
@@ -198,13 +204,14 @@ def test_scores_are_the_sum_of_the_parts(data, test_rows, chosen):
     X = test_rows[0]
     tables, state, weights = train(data, Linear, 1, held_out=test_rows if chosen else None)
     start = make_start(tables.sums.arrays, tables.numbers, 1)
-    W = sparse.csc_matrix((start.postings.values, start.postings.classes, start.postings.offsets))
+    W = start.to_matrix()
     rows = X.toarray().astype(np.float64)
     total = rows @ W.toarray().T + rows.sum(axis=1, keepdims=True) * start.length_biases + start.biases
     total *= tables.mix["start"]
     total += tables.mix["linear"] * (rows @ tables.linear.matrix.toarray().T + tables.linear.biases)
     pairs = np.arange(len(total)), np.tile(np.arange(N_CLASSES, dtype=np.int32), (len(total), 1))
-    np.testing.assert_allclose(weights.score_pairs(X, *pairs, 1), total, atol=1e-3, rtol=1e-4)
+    gaps = np.abs(weights.score_pairs(X, *pairs, 1) - total)
+    assert (gaps <= 1e-3 + 0.51 * (np.abs(rows) @ weights.postings.steps)[:, None]).all()
     mix = state.chosen["mix"]
     assert list(mix) == ["start", "linear"]
     assert mix == {name: pytest.approx(tables.mix[name], abs=1e-4) for name in mix}
@@ -244,14 +251,9 @@ def test_held_out_rows_are_included_once_they_have_chosen(data, is_included, mon
     (found,) = fits
     assert state.chosen["included_rows"] == held_out.n_rows > 0
     start = make_start(ClassSums.of(whole, N_CLASSES, N_WORDS, tables.scale).arrays, tables.numbers, 1)
-    W = (
-        tables.mix["start"]
-        * sparse.csc_matrix(
-            (start.postings.values, start.postings.classes, start.postings.offsets), before.shape
-        ).toarray()
-    )
+    W = tables.mix["start"] * start.to_matrix().toarray()
     W += tables.mix["linear"] * tables.linear.matrix.toarray()
-    np.testing.assert_allclose(weights.to_matrix().toarray(), tables.scale * W, atol=1e-4)
+    assert_packed(weights, tables.scale * W)
     assert np.abs(tables.linear.matrix - linear.matrix).max() > 0.01
     # rows that were held out have plausible classes now, others those that they had
     held = np.setdiff1d(np.arange(whole.n_rows), some.rows)
@@ -289,7 +291,7 @@ def test_figures_of_held_out_rows_are_of_a_model_that_has_not_seen_them(data):
     assert clf.history_[-1]["held_out_accuracy"] < 0.7
 
 
-@pytest.mark.parametrize("limit", [20_000, 60_000])
+@pytest.mark.parametrize("limit", [20_000, 40_000])
 def test_size_of_the_model_is_limited(data, test_rows, fitted, limit):
     clf = make(max_model_bytes=limit).fit(*data)
     assert clf.model_.weights.n_bytes <= limit < fitted.model_.weights.n_bytes
@@ -343,7 +345,7 @@ def break_folder(path, **changed):
 
 
 def too_large(array):
-    array[0] = 10**6
+    array[0] = np.iinfo(array.dtype).max
 
 
 def falling(array):
@@ -606,7 +608,7 @@ def test_patience_keeps_the_best_epoch(data, test_rows, best, monkeypatch):
     clf.fit(X, y, eval_set=test_rows, callbacks=[keep])
     assert len(clf.history_) == min(best + 3, 7)
     assert len({array.tobytes() for array in found.values()}) >= 3  # a round may find nothing new
-    np.testing.assert_array_equal(matrix_of(clf), found[best])
+    assert_packed(clf.model_.weights, found[best])
     clf.set_params(patience=None).partial_fit(X, y)
     assert_usable(clf, X)
 

@@ -16,6 +16,7 @@ import numpy as np
 
 from extremax.kernels.compile import njit
 from extremax.kernels.simd import sum_columns
+from extremax.kernels.sparse_scores import step_of
 from extremax.kernels.topk import (
     STRIP,
     clear_heap,
@@ -59,7 +60,7 @@ class RowParts(NamedTuple):
 
 
 @njit
-def list_parts(rows, table, offsets, parts):
+def list_parts(rows, table, postings, parts):
     """Fill the parts of each row: the sum of its words, its projection, its own columns, its postings.
 
     `parts` has places for one column per entry, one more and all of the projection per row, and one posting
@@ -97,8 +98,9 @@ def list_parts(rows, table, offsets, parts):
             if table.place[f] >= 0:
                 parts.columns[at], parts.factors[at] = table.place[f], x
                 at += 1
-            elif offsets[f] < offsets[f + 1]:
-                parts.low[rest], parts.high[rest], parts.values[rest] = offsets[f], offsets[f + 1], x
+            elif postings.offsets[f] < postings.offsets[f + 1]:
+                parts.low[rest], parts.high[rest] = postings.offsets[f], postings.offsets[f + 1]
+                parts.values[rest] = x * step_of(postings, f)
                 rest += 1
         parts.starts[i + 1], parts.firsts[i + 1] = at, rest
 
@@ -142,10 +144,10 @@ def find_best(postings, parts, first, classes, tempering, scores, targets, line,
         for y in range(n_classes):
             line[y] = own[y]
         for p in range(parts.firsts[first + i], parts.firsts[first + i + 1]):
-            x = parts.values[p]
+            x = parts.values[p]  # times the step of the feature
             for q in range(parts.low[p], parts.high[p]):
                 # unsigned: no look for indices from the end
-                line[np.uint32(postings.classes[q])] += x * postings.values[q]
+                line[np.uint32(postings.classes[q])] += x * np.float32(postings.values[q])
         inverse, peak, mass = np.float32(tempering[0]), np.float32(-np.inf), 0.0
         best, best_labels = result.log_prob[i], result.labels[i]
         clear_heap(best, best_labels)

@@ -34,7 +34,7 @@ class Listing(NamedTuple):
     own_starts: np.ndarray  # (n_classes + 1,) int64
     own: np.ndarray  # (n_pairs,) int64: pairs by class
     starts: np.ndarray  # (n_classes + 1,) int64
-    entries: np.ndarray  # int64: row * n_slots + slot of the candidates of all rows
+    entries: np.ndarray  # int32 or int64: row * n_slots + slot of the candidates of all rows
 
 
 class Problem(NamedTuple):

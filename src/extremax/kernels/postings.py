@@ -9,6 +9,10 @@ from __future__ import annotations
 import numpy as np
 
 from extremax.kernels.compile import njit
+from extremax.kernels.sparse_scores import step_of
+
+_LARGEST = np.float32(127.0)  # of packed values
+_SMALLEST = np.float32(1e-37)  # step
 
 
 @njit
@@ -53,7 +57,7 @@ def transpose(offsets, indices, values, starts, lines, out):
 
 
 @njit
-def join_postings(one, two, mean, threshold, ends, classes, values, first, last):
+def join_postings(one, two, mean, threshold, ends, steps, classes, values, first, last):
     """Count or compute the sum of two sets of weights for features of a range.
 
     Parameters
@@ -66,26 +70,33 @@ def join_postings(one, two, mean, threshold, ends, classes, values, first, last)
     ends : (n_features + 1,) int64
         With empty `classes`, ``ends[f + 1]`` is filled with the number of sums of feature f; else ``ends[f]``
         is where they go.
+    steps : (n_features,) float32, or empty
+        With empty `classes`, filled with the step of each feature; else sums are divided by it, and rounded.
     """
-    fill = classes.size > 0
+    fill, packs = classes.size > 0, steps.size > 0
     for f in range(first, last):
         i, j = one.offsets[f], two.offsets[f]
         last_i, last_j = one.offsets[f + 1], two.offsets[f + 1]
-        at = ends[f] if fill else 0
+        step_i, step_j = step_of(one, f), step_of(two, f)
+        at, largest = ends[f] if fill else 0, np.float32(0.0)
         while i < last_i or j < last_j:
             from_one = i < last_i and (j >= last_j or one.classes[i] <= two.classes[j])
             from_two = j < last_j and (i >= last_i or two.classes[j] <= one.classes[i])
             label, value = np.int32(0), np.float32(0.0)
             if from_two:
-                label, value = two.classes[j], two.values[j]
+                label, value = np.int32(two.classes[j]), step_j * np.float32(two.values[j])
                 j += 1
             if from_one:
-                label, value = one.classes[i], one.values[i] + value
+                label, value = np.int32(one.classes[i]), step_i * np.float32(one.values[i]) + value
                 i += 1
             if value != 0.0 and abs(value) * mean[f] >= threshold:
                 if fill:
                     classes[at] = label
-                    values[at] = value
+                    values[at] = np.rint(value / steps[f]) if packs else value
+                else:
+                    largest = max(largest, abs(value))
                 at += 1
         if not fill:
             ends[f + 1] = at
+            if packs:
+                steps[f] = max(largest / _LARGEST, _SMALLEST)

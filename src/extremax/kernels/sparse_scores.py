@@ -16,11 +16,21 @@ from extremax.kernels.topk import LOWEST, ordered, unordered
 
 
 class Postings(NamedTuple):
-    """Weights by feature: entries ``offsets[f]`` to ``offsets[f + 1]`` are those of feature f."""
+    """Weights by feature: entries ``offsets[f]`` to ``offsets[f + 1]`` are those of feature f.
+
+    Those of a finished model are packed: a weight is a small integer times the step of its feature.
+    """
 
     offsets: np.ndarray  # (n_features + 1,) int64
-    classes: np.ndarray  # (n_entries,) int32, ascending within a feature
-    values: np.ndarray  # (n_entries,) float32
+    classes: np.ndarray  # (n_entries,) int32 or, packed, uint16 where they fit; ascending within a feature
+    values: np.ndarray  # (n_entries,) float32 or, packed, int8
+    steps: np.ndarray = np.empty(0, np.float32)  # (n_features,) float32 where values are packed
+
+
+@inline
+def step_of(postings, f):
+    """Return what a value of one stands for in feature f."""
+    return postings.steps[f] if postings.steps.size > 0 else np.float32(1.0)
 
 
 @inline
@@ -43,10 +53,10 @@ def score_rows(rows, first, last, postings, length_biases, out):
             line[y] = mass * length_biases[y]
         for p in range(start, stop):
             f = rows.indices[p]
-            x = rows.data[p]
+            x = rows.data[p] * step_of(postings, f)
             for q in range(postings.offsets[f], postings.offsets[f + 1]):
                 # unsigned: no look for indices from the end
-                line[np.uint32(postings.classes[q])] += x * postings.values[q]
+                line[np.uint32(postings.classes[q])] += x * np.float32(postings.values[q])
 
 
 @njit
@@ -114,15 +124,18 @@ def score_row_pairs(rows, row_index, labels, postings, biases, out, first, last)
                 f = rows.indices[p]
                 at = find_class(postings.classes, postings.offsets[f], postings.offsets[f + 1], label)
                 if at >= 0:
-                    total += rows.data[p] * postings.values[at]
+                    total += rows.data[p] * step_of(postings, f) * np.float32(postings.values[at])
             out[i, j] = total + mass * biases[1][label] + biases[0][label]
 
 
 @njit
 def sum_squares(postings, out):
     """Add the squared weights of each class to `out` (n_classes,) float64."""
-    for q in range(postings.classes.size):
-        out[postings.classes[q]] += np.float64(postings.values[q]) * postings.values[q]
+    for f in range(postings.offsets.size - 1):
+        step = step_of(postings, f)
+        for q in range(postings.offsets[f], postings.offsets[f + 1]):
+            value = np.float64(step * np.float32(postings.values[q]))
+            out[postings.classes[q]] += value * value
 
 
 @njit

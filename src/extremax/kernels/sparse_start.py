@@ -26,6 +26,7 @@ from extremax.kernels.sparse_scores import (
     find_class_near,
     row_mass,
     select_top,
+    step_of,
 )
 from extremax.kernels.topk import exp_nonpositive
 
@@ -400,7 +401,7 @@ def make_scratch(n_classes):
 
 @njit
 def propose(rows, pairs, postings, biases, scratch, proposals, first, last):
-    """Find the best other classes of rows of a range; of many classes, those that share a feature with the row.
+    """Find the best other classes of rows of a range: of many, those that share a feature with the row.
 
     Parameters
     ----------
@@ -424,7 +425,8 @@ def propose(rows, pairs, postings, biases, scratch, proposals, first, last):
         start, stop = rows.indptr[r], rows.indptr[r + 1]
         mass, n = row_mass(rows.data, start, stop), 0
         for p in range(start, stop):
-            f, x = rows.indices[p], rows.data[p]
+            f = rows.indices[p]
+            x = rows.data[p] * step_of(postings, f)
             low, high = postings.offsets[f], postings.offsets[f + 1]
             if many:
                 for q in range(low, high):
@@ -433,10 +435,10 @@ def propose(rows, pairs, postings, biases, scratch, proposals, first, last):
                         marks[c] = 1
                         listed[n] = c
                         n += 1
-                    scores[c] += x * postings.values[q]
+                    scores[c] += x * np.float32(postings.values[q])
             else:
                 for q in range(low, high):
-                    scores[np.uint32(postings.classes[q])] += x * postings.values[q]
+                    scores[np.uint32(postings.classes[q])] += x * np.float32(postings.values[q])
         for pair in range(pair_offsets[i], pair_offsets[i + 1]):
             scores[labels[pair]] = _EMPTY
         if many:

@@ -176,6 +176,30 @@ def _no_entries() -> tuple[Int32, Float32]:
     return np.empty(0, np.int32), np.empty(0, np.float32)
 
 
+def no_postings(n_features: int) -> Postings:
+    """Return weights that are all zero."""
+    return Postings(np.zeros(n_features + 1, np.int64), *_no_entries())
+
+
+def packed_kinds(n_classes: int) -> tuple[Any, Any]:
+    """Return the types of classes and values of packed weights: three bytes each, or five of many classes."""
+    return np.uint16 if n_classes <= 1 << 16 else np.int32, np.int8
+
+
+def scaled_postings(postings: Postings, factor: float) -> Postings:
+    """Return weights times a factor."""
+    name = "steps" if len(postings.steps) else "values"
+    return postings._replace(**{name: getattr(postings, name) * np.float32(factor)})
+
+
+def _unpacked(postings: Postings) -> Float32:
+    """Return all weights as float32."""
+    if not len(postings.steps):
+        return postings.values
+    found: Float32 = np.repeat(postings.steps, np.diff(postings.offsets)) * postings.values
+    return found
+
+
 def transposed(matrix: Any) -> Postings:
     """Return a CSR matrix by column, or a CSC matrix by row."""
     n_inside = matrix.shape[1 if matrix.format == "csr" else 0]
@@ -192,7 +216,7 @@ def transpose_entries(offsets: Int64, indices: Int32, values: Float32, n: int) -
 
 def _contributions(postings: Postings, mean: Float32) -> Float32:
     """Return the magnitude of each weight times the mean of its feature."""
-    sizes: Float32 = np.abs(postings.values)
+    sizes: Float32 = np.abs(_unpacked(postings))
     sizes *= np.repeat(mean, np.diff(postings.offsets))
     return sizes
 
@@ -204,34 +228,40 @@ def prune_postings(postings: Postings, mean: Float32, threshold: float, n_thread
     """
     if threshold <= 0.0:
         return postings
-    nothing = Postings(np.zeros(len(postings.offsets), np.int64), *_no_entries())
-    return add_postings(postings, nothing, (mean, threshold), n_threads)
+    kinds = postings.classes.dtype, postings.values.dtype
+    return add_postings(postings, no_postings(len(mean)), (mean, threshold), n_threads, kinds)
 
 
 def add_postings(
-    one: Postings, two: Postings, pruning: tuple[Float32, float] | None = None, n_threads: int = 1
+    one: Postings,
+    two: Postings,
+    pruning: tuple[Float32, float] | None = None,
+    n_threads: int = 1,
+    kinds: tuple[Any, Any] = (np.int32, np.float32),
 ) -> Postings:
     """Return the sum of two sets of weights; what cancels out is not stored.
 
-    With `pruning`, the mean of each feature and a threshold, small weights are left out as well.
+    With `pruning`, the mean of each feature and a threshold, small weights are left out as well. `kinds` are
+    the types of classes and values: weights are packed where values are int8.
     """
     n_features = len(one.offsets) - 1
     mean, threshold = pruning or (np.ones(n_features, np.float32), 0.0)
     least = np.float32(threshold)
     ends, tasks = np.zeros(n_features + 1, np.int64), split(n_features, _TASK_FEATURES)
-    found = _no_entries()
+    steps = np.empty(n_features if kinds[1] == np.int8 else 0, np.float32)
+    found: Any = [np.empty(0, kind) for kind in kinds]
 
     def join(i: int) -> None:
-        kernel.join_postings(one, two, mean, least, ends, *found, *tasks[i])
+        kernel.join_postings(one, two, mean, least, ends, steps, found[0], found[1], *tasks[i])
 
     run(join, len(tasks), n_threads)
     np.cumsum(ends, out=ends)
-    if ends[-1] == len(one.values) and len(two.values) == 0:
+    if ends[-1] == len(one.values) and len(two.values) == 0 and kinds[1] == one.values.dtype:
         return one
-    found = np.empty(ends[-1], np.int32), np.empty(ends[-1], np.float32)
+    found = [np.empty(ends[-1], kind) for kind in kinds]
     if ends[-1]:
         run(join, len(tasks), n_threads)
-    return Postings(ends, *found)
+    return Postings(ends, found[0], found[1], steps)
 
 
 def unit_rows(X: Any) -> Any:
@@ -295,7 +325,7 @@ class ColumnBlock:
             np.empty(n_ends, np.int64), np.empty(n_entries, np.int64), np.empty(n_entries, np.int64),
             np.empty(n_entries, np.float32),
         )  # fmt: skip
-        column_scores.list_parts(rows, table, weights.postings.offsets, self.parts)
+        column_scores.list_parts(rows, table, weights.postings, self.parts)
 
     def sum_tiles(self, first: int, last: int, scores: Float32) -> None:
         """Fill tiles `first` to before `last` of the scores (n_rows, n_tiles * TILE)."""
@@ -328,7 +358,7 @@ class SparseWeights:
     Attributes
     ----------
     postings
-        ``offsets`` int64 (n_features + 1,), ``classes`` int32 and ``values`` float32 (n_entries,).
+        The classes that have a weight on each feature, and the weights; those of a trained model are packed.
     biases, length_biases : float32 (n_classes,)
         b, and l, the factor of the sum of a row's entries.
     dense
@@ -446,15 +476,21 @@ class SparseWeights:
 
     def class_weights(self, label: int) -> tuple[Int32, Float32]:
         """Return the features on which a class has a weight, and the weights."""
-        offsets, classes, values = self.postings
-        at = np.flatnonzero(classes == label)
-        return (np.searchsorted(offsets, at, side="right") - 1).astype(np.int32), values[at]
+        at = np.flatnonzero(self.postings.classes == label)
+        features = (np.searchsorted(self.postings.offsets, at, side="right") - 1).astype(np.int32)
+        return features, self.weights_at(at, features)
+
+    def weights_at(self, at: NDArray[Any], features: NDArray[Any]) -> Float32:
+        """Return some weights, and that of entries of these features."""
+        _, _, values, steps = self.postings
+        found: Float32 = values[at] * steps[features] if len(steps) else values[at]
+        return found
 
     def classes_above_zero(self, column: int) -> Int32:
         """Return the classes with a positive weight on a sparse column."""
-        offsets, classes, values = self.postings
+        offsets, classes, values, _ = self.postings
         part = slice(offsets[column], offsets[column + 1])
-        return classes[part][values[part] > 0.0]
+        return classes[part][values[part] > 0].astype(np.int32, copy=False)
 
     def class_vectors(self) -> sparse.csr_matrix:
         """Return one row per class: its weights on sparse columns, then those of the dense part."""
@@ -465,10 +501,10 @@ class SparseWeights:
 
     def column_maxima(self) -> tuple[Int64, Float32]:
         """Return the sparse columns that have weights, and the largest magnitude of these."""
-        offsets, _, values = self.postings
+        offsets, _, values, steps = self.postings
         used = np.flatnonzero(np.diff(offsets))
         greatest = np.maximum.reduceat(np.abs(values), offsets[used]) if len(used) else _no_entries()[1]
-        return used, greatest
+        return used, greatest * steps[used] if len(steps) else greatest
 
     def contributions(self, X: Features, classes: Int32) -> RowTerms:
         """Return what the sparse features of the only row of X add to the scores of some classes.
@@ -477,14 +513,14 @@ class SparseWeights:
         """
         n_sparse, rows = self.n_features - self.n_dense, _as_csr(X)
         columns, values = row_entries(rows, n_sparse)
-        offsets, having, found = self.postings
+        offsets, having = self.postings[:2]
         first, sizes = offsets[columns], offsets[columns + 1] - offsets[columns]
         place = np.repeat(np.arange(len(columns)), sizes)
         entries = np.arange(len(place)) + np.repeat(first - (np.cumsum(sizes) - sizes), sizes)
         pieces = np.zeros((len(columns), len(classes)))
         for j, label in enumerate(classes.tolist()):
             own = having[entries] == label
-            pieces[place[own], j] = found[entries[own]]
+            pieces[place[own], j] = self.weights_at(entries[own], columns[place[own]])
         others = [("(class bias)", self.biases[classes].astype(np.float64))]
         if self.dense is not None:
             factors = self.dense.factors[classes].astype(np.float64)
@@ -520,12 +556,11 @@ class SparseWeights:
         return np.asarray(self.to_matrix().toarray(), np.float32)
 
     def to_matrix(self) -> sparse.csc_matrix:
-        """Return the weights as a sparse matrix (n_classes, n_columns) that shares their memory."""
+        """Return the weights as a sparse matrix (n_classes, n_columns); it shares memory if not packed."""
         shape = (self.n_classes, len(self.postings.offsets) - 1)
         matrix = sparse.csc_matrix(shape, dtype=np.float32)
-        matrix.indptr, matrix.indices, matrix.data = (
-            self.postings.offsets, self.postings.classes, self.postings.values,
-        )  # fmt: skip
+        matrix.indptr, matrix.data = self.postings.offsets, _unpacked(self.postings)
+        matrix.indices = self.postings.classes.astype(np.int32, copy=False)
         return matrix
 
     def take(self, index: Int64) -> SparseWeights:
@@ -539,7 +574,8 @@ class SparseWeights:
 
     def plus(self, other: SparseWeights) -> SparseWeights:
         """Return the weights with those of new classes behind the others."""
-        shifted = other.postings._replace(classes=other.postings.classes + np.int32(self.n_classes))
+        places = other.postings.classes.astype(np.int32) + np.int32(self.n_classes)
+        shifted = other.postings._replace(classes=places)
         dense = self.dense
         if dense is not None:
             factors = np.zeros((other.n_classes, dense.factors.shape[1]), np.float32)
@@ -597,7 +633,8 @@ class SparseWeights:
 
     def threshold_for(self, feature_mean: Float32, max_bytes: int) -> float:
         """Return the threshold of `pruned` that leaves at most so many bytes."""
-        entries = max(0, (max_bytes - (self.n_bytes - 8 * self.n_entries)) // 8)
+        size = self.postings.classes.itemsize + self.postings.values.itemsize
+        entries = max(0, (max_bytes - (self.n_bytes - size * self.n_entries)) // size)
         if entries >= self.n_entries:
             return 0.0
         contribution = _contributions(self.postings, feature_mean)
@@ -620,11 +657,15 @@ class SparseWeights:
     def from_state(cls, state: State) -> SparseWeights:
         """Build the weights that `state` described, after a check that no index leads outside."""
         arrays = state.arrays
-        types = ("i8", "i4", "f4")
+        types = ("i8", "i4 u2", "f4 i1")
         offsets, classes, values = (
             checks.get_array(arrays, name, kind, (None,))
-            for name, kind in zip(Postings._fields, types, strict=True)
+            for name, kind in zip(Postings._fields, types, strict=False)
         )
+        steps = np.empty(0, np.float32)
+        if values.dtype == np.int8:
+            steps = checks.get_array(arrays, "steps", "f4", (len(offsets) - 1,))
+            checks.check_finite(steps, "steps")
         biases = checks.get_array(arrays, "biases", "f4", (None,))
         lengths = checks.get_array(arrays, "length_biases", "f4", (None,))
         rising = len(offsets) > 0 and offsets[0] == 0 and checks.is_rising(offsets)
@@ -643,7 +684,7 @@ class SparseWeights:
         dense = None
         if "factors" in arrays:
             dense = restore_dense(state, len(offsets) - 1)
-        found = cls(Postings(offsets, classes, values), biases, lengths, dense)
+        found = cls(Postings(offsets, classes, values, steps), biases, lengths, dense)
         if found.n_features == 0:
             checks.reject("the sparse weights have no features")
         return found
@@ -671,7 +712,8 @@ def _make_columns(weights: SparseWeights, min_fraction: float, max_bytes: int) -
     for column, f in enumerate(frequent, n_fixed):
         part = slice(*postings.offsets[f : f + 2])
         classes = postings.classes[part]
-        tiles[tile_of[classes], column, lane[classes]] = postings.values[part]
+        at = np.arange(part.start, part.stop)
+        tiles[tile_of[classes], column, lane[classes]] = weights.weights_at(at, np.full(len(at), f))
     place = np.full(weights.n_features, -1, np.int32)
     place[frequent] = n_fixed + np.arange(len(frequent), dtype=np.int32)
     line, projection = np.full(weights.n_features, -1, np.int32), np.zeros((0, 0), np.float32)

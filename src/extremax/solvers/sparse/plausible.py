@@ -161,9 +161,9 @@ def limit_postings(postings: Postings, training: TrainingRows, job: Job) -> Post
     is_kept = np.zeros(len(lengths), bool)
     is_kept[by_length[: int(np.searchsorted(work, config.row_work * n_rows, side="right"))]] = True
     is_kept[: job.first_word] = False
-    entries = np.repeat(is_kept, lengths)
-    ends = running_counts(entries)[postings.offsets]
-    return Postings(ends, postings.classes[entries], postings.values[entries])
+    entries, ends = np.repeat(is_kept, lengths), np.append(0, np.cumsum(lengths * is_kept))
+    classes, values = postings.classes[entries], postings.values[entries]
+    return postings._replace(offsets=ends, classes=classes, values=values)
 
 
 def find_plausible(
@@ -262,7 +262,8 @@ def _list_rows(data: Examples, classes: Int32, n_classes: int) -> Listing:
     """List the rows of each class, its own and those that it is plausible for."""
     own = np.argsort(data.y, kind="stable").astype(np.int64)
     own_starts = np.searchsorted(data.y[own], np.arange(n_classes + 1)).astype(np.int64)
-    starts, entries = np.zeros(n_classes + 1, np.int64), np.empty(int((classes >= 0).sum()), np.int64)
+    size, small = int((classes >= 0).sum()), classes.size < 1 << 31
+    starts, entries = np.zeros(n_classes + 1, np.int64), np.empty(size, np.int32 if small else np.int64)
     list_pairs(classes, starts, entries)
     return Listing(own_starts, own, starts, entries)
 
@@ -274,12 +275,13 @@ class _Sizes(NamedTuple):
     entries: Int64
 
     @classmethod
-    def of(cls, data: Examples, rows: CSRRows, listing: Listing, n_slots: int) -> _Sizes:
-        lengths = np.diff(rows.indptr)
-        n_rows = np.diff(listing.own_starts) + np.diff(listing.starts)
-        own = np.append(0, np.cumsum(lengths[data.rows[listing.own]]))
-        others = np.append(0, np.cumsum(lengths[listing.entries // n_slots]))
-        return cls(n_rows, np.diff(own[listing.own_starts]) + np.diff(others[listing.starts]))
+    def of(cls, data: Examples, rows: CSRRows, listing: Listing, classes: Int32) -> _Sizes:
+        n_rows, lengths = np.diff(listing.own_starts) + np.diff(listing.starts), np.diff(rows.indptr)
+        n_entries = np.bincount(data.y, weights=lengths[data.rows], minlength=len(n_rows))
+        for column in classes.T:  # all at once would be several times as large as the classes
+            kept = column >= 0
+            n_entries += np.bincount(column[kept], weights=lengths[kept], minlength=len(n_rows))
+        return cls(n_rows, n_entries.astype(np.int64))
 
     def make_local(self, n_features: int) -> Local:
         n, e = int(self.rows.max(initial=0)), int(self.entries.max(initial=0))
@@ -352,7 +354,7 @@ def fit_linear(
         config.prune_linear, job.seed % 2**31, has_margin,
     )  # fmt: skip
     listing = _list_rows(data, found.classes, n_classes)
-    sizes = _Sizes.of(data, rows, listing, n_slots)
+    sizes = _Sizes.of(data, rows, listing, found.classes)
     ends = np.minimum(np.append(0, np.cumsum(sizes.entries)), 2**62)
     cuts = np.unique(np.searchsorted(ends, np.arange(0, ends[-1] + 1, _TASK_ENTRIES), "left"))
     cuts = np.unique(np.concatenate([[0], cuts, [n_classes]]))

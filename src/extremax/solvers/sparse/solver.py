@@ -32,8 +32,11 @@ from extremax.scores.sparse import (
     SparseWeights,
     add_postings,
     csr_rows,
+    no_postings,
+    packed_kinds,
     require_sound,
     restore_matrix,
+    scaled_postings,
     transposed,
 )
 from extremax.solvers.base import Progress, Split, TrainerBase, TrainState, labelled_rows
@@ -45,7 +48,6 @@ from extremax.solvers.sparse.mix import EXPERTS, compare, fit_mixture
 from extremax.solvers.sparse.plausible import Check, Duals, Job, Plausible, TrainingRows
 from extremax.solvers.sparse.start import (
     ClassSums,
-    Start,
     by_columns,
     check_numbers,
     fit_numbers,
@@ -140,15 +142,8 @@ class SparseTables:
     found: Plausible | None = field(default=None, repr=False)
     duals: Duals | None = field(default=None, repr=False)
     more_biases: Float32 | None = field(default=None, repr=False)
-    _made: tuple[ClassSums, Numbers, Start] | None = field(default=None, repr=False)
 
     kind: ClassVar[str] = "sparse"
-
-    def start(self, n_threads: int) -> Start:
-        """Return the weights of the start, computed once for the same sums and numbers."""
-        if self._made is None or self._made[0] is not self.sums or self._made[1] is not self.numbers:
-            self._made = self.sums, self.numbers, make_start(self.sums.arrays, self.numbers, n_threads)
-        return self._made[2]
 
     def copy(self) -> SparseTables:
         """Return a copy that later training does not change: it replaces arrays and never fills them."""
@@ -242,7 +237,7 @@ class SparseTables:
 
 
 # What follows from the rest, or from the rows of a call
-_NOT_MADE: dict[str, Any] = dict.fromkeys(("weights", "found", "duals", "more_biases", "_made"))
+_NOT_MADE: dict[str, Any] = dict.fromkeys(("weights", "found", "duals", "more_biases"))
 _SAVED: dict[str, Any] = {"linear": Linear, "bilinear": Bilinear, "dense": Bilinear}
 _OLDER = ("correction", "svm")
 
@@ -553,7 +548,7 @@ class SparseTrainer(TrainerBase):
         return Linear(*plausible.fit_linear(training, found, n_classes, job, offsets=offsets))
 
     def _start_weights(self, tables: SparseTables) -> SparseWeights:
-        return _as_weights(tables.start(self.context.n_threads))
+        return make_start(tables.sums.arrays, tables.numbers, self.context.n_threads)
 
     def _job(self, check: Check = lambda fraction: None) -> Job:
         layout, context = self.config.layout, self.context
@@ -592,7 +587,7 @@ class SparseTrainer(TrainerBase):
         if not interrupted:
             training, is_large = TrainingRows(data, rows, mean), not self._is_similar(tables)
             if is_large and self._whole(split) is None:  # what only the rounds need makes room
-                tables.found, tables.duals, tables._made = None, None, None
+                tables.found, tables.duals = None, None
             elif tables.found is None and tables.linear is not None:  # of a model folder
                 self._search_again(tables, training, state.n_epochs, self._job())
             self._fit_experts(tables, training)
@@ -714,17 +709,18 @@ class SparseTrainer(TrainerBase):
     ) -> float:
         """Return the largest threshold of weights that costs next to nothing on held-out rows."""
         config, some = self.numbers, self.accept(held_out).sample_rows(self.numbers.prune_rows)
-        weights = self._joined(tables, features=self._columns(some))
         most = config.max_prune_loss_several if held_out.has_several_labels else config.max_prune_loss
-        thresholds = [config.prune_final * 2.0**step for step in range(config.max_prune_steps + 1)]
-        before = compare([weights], some, config, self.context)[0]
         best, loss = config.prune_final, 0.0
-        for threshold in thresholds:
-            weights = weights.pruned(mean, threshold)  # what a smaller threshold drops, a larger one does too
+        weights = self._joined(tables, (mean, best), self._columns(some))
+        before = compare([weights], some, config, self.context)[0]
+        for _ in range(config.max_prune_steps):
+            weights = weights.pruned(
+                mean, 2.0 * best
+            )  # what a smaller threshold drops, a larger one does too
             lost = before - compare([weights], some, config, self.context)[0]
-            if threshold > config.prune_final and lost > most:
+            if lost > most:
                 break
-            best, loss = threshold, lost
+            best, loss = 2.0 * best, lost
         chosen["prune"], chosen["pruning_loss"] = best, round(loss, 5)
         return best
 
@@ -796,7 +792,7 @@ class SparseTrainer(TrainerBase):
             elif name in ("start", "centroid"):
                 numbers = mix_numbers(tables.numbers, float(name == "start"), float(name == "centroid"))
                 start = make_start(tables.sums.arrays, numbers, self.context.n_threads, features)
-                parts[name] = _rescaled(_as_weights(start), tables.scale)
+                parts[name] = _rescaled(start, tables.scale)
             else:
                 parts[name] = _dense_alone(shape, *self._dense(tables, {name: 1.0}))
         if n_dense:  # every part reads the same rows
@@ -832,21 +828,18 @@ class SparseTrainer(TrainerBase):
     ) -> SparseWeights:
         """Return the mixture of the experts as one set of weights.
 
-        `pruning` leaves out small weights, as `add_postings` does; start and cosine are those of `features`.
+        `pruning` leaves out small weights, as `add_postings` does, and packs the others; start and cosine are
+        those of `features`.
         """
         mix, n_threads = tables.mix, self.context.n_threads
         cosine = mix["centroid"] if self._has_cosine(tables) else 0.0
-        if mix["start"] == 1.0 and cosine == 0.0 and features is None:
-            start = tables.start(n_threads)
-        else:
-            numbers = mix_numbers(tables.numbers, mix["start"], cosine)
-            start = make_start(tables.sums.arrays, numbers, n_threads, features)
-        weights = _as_weights(start)
+        numbers = mix_numbers(tables.numbers, mix["start"], cosine)
+        weights = make_start(tables.sums.arrays, numbers, n_threads, features)
         if tables.linear is not None and mix["linear"] > 0.0:
-            linear = tables.linear.weights
-            weights = _add(weights, _scaled(linear, mix["linear"]), n_threads, pruning)
-        elif pruning is not None:
-            weights = weights.pruned(*pruning)
+            linear = _scaled(tables.linear.weights, mix["linear"])
+        else:
+            linear = _dense_alone(tables.sums.matrix.shape, None, np.zeros_like(weights.biases))
+        weights = _add(weights, linear, n_threads, pruning)
         dense, biases = self._dense(tables, mix)
         weights = _rescaled(weights, tables.scale)
         if tables.more_biases is not None:
@@ -933,16 +926,12 @@ def _changed(job: Job, **numbers: float) -> Job:
     return job._replace(config=replace(job.config, **numbers))  # type: ignore[arg-type]
 
 
-def _as_weights(start: Start) -> SparseWeights:
-    return SparseWeights(start.postings, start.biases, start.length_biases)
-
-
 def _scaled(weights: SparseWeights, factor: float) -> SparseWeights:
     """Return sparse weights times a factor, biases included."""
     by = np.float32(factor)
     return replace(
         weights,
-        postings=weights.postings._replace(values=weights.postings.values * by),
+        postings=scaled_postings(weights.postings, factor),
         biases=weights.biases * by,
         length_biases=weights.length_biases * by,
     )
@@ -955,7 +944,8 @@ def _add(
     pruning: tuple[Float32, float] | None = None,
 ) -> SparseWeights:
     """Return the sum of weights, the first of which may have a dense part."""
-    postings = add_postings(one.postings, two.postings, pruning, n_threads)
+    kinds: tuple[Any, Any] = (np.int32, np.float32) if pruning is None else packed_kinds(one.n_classes)
+    postings = add_postings(one.postings, two.postings, pruning, n_threads, kinds)
     lengths = one.length_biases + two.length_biases
     return SparseWeights(postings, one.biases + two.biases, lengths, one.dense)
 
@@ -964,12 +954,10 @@ def _rescaled(weights: SparseWeights, scale: float) -> SparseWeights:
     """Return weights for features as given, from those for features times a scale."""
     if scale == 1.0:
         return weights
-    factor = np.float32(scale)
-    postings = weights.postings._replace(values=weights.postings.values * factor)
-    return replace(weights, postings=postings, length_biases=weights.length_biases * factor)
+    lengths = weights.length_biases * np.float32(scale)
+    return replace(weights, postings=scaled_postings(weights.postings, scale), length_biases=lengths)
 
 
 def _dense_alone(shape: tuple[int, int], part: DensePart | None, biases: Float32) -> SparseWeights:
     """Return weights that have a dense part alone."""
-    empty = Postings(np.zeros(shape[1] + 1, np.int64), np.empty(0, np.int32), np.empty(0, np.float32))
-    return SparseWeights(empty, biases, np.zeros(shape[0], np.float32), part)
+    return SparseWeights(no_postings(shape[1]), biases, np.zeros(shape[0], np.float32), part)

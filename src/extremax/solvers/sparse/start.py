@@ -21,7 +21,7 @@ from extremax.kernels.sparse_scores import Postings
 from extremax.kernels.sparse_start import Numbers, Sums
 from extremax.runtime.products import one_blas_thread
 from extremax.runtime.threads import run, split
-from extremax.scores.sparse import csr_rows, restore_matrix
+from extremax.scores.sparse import SparseWeights, csr_rows, restore_matrix
 from extremax.storage import checks
 from extremax.storage.state import State
 from extremax.tuned import SparseConfig
@@ -153,23 +153,9 @@ def check_numbers(numbers: Numbers, n_features: int) -> None:
         checks.check_finite(checks.get_array(arrays, name, "f8", (size,)), name)
 
 
-@dataclass(frozen=True, eq=False)
-class Start:
-    """Weights of the start.
-
-    Attributes
-    ----------
-    postings
-        Weights by feature, for the entries of the class sums.
-    biases, length_biases : float32 (n_classes,)
-    """
-
-    postings: Postings
-    biases: Float32
-    length_biases: Float32
-
-
-def make_start(arrays: Sums, numbers: Numbers, n_threads: int, features: Int64 | None = None) -> Start:
+def make_start(
+    arrays: Sums, numbers: Numbers, n_threads: int, features: Int64 | None = None
+) -> SparseWeights:
     """Compute the weights of the start from class sums; where `features` are given, of these alone."""
     if features is None:
         features = np.arange(len(arrays.offsets) - 1)
@@ -177,7 +163,7 @@ def make_start(arrays: Sums, numbers: Numbers, n_threads: int, features: Int64 |
     log_mass = np.log1p(arrays.mass / numbers.smoothing)
     length, prior, mass = numbers.bias_weights
     biases = prior * np.log(np.maximum(arrays.counts, 1e-3)) + mass * log_mass
-    return Start(
+    return SparseWeights(
         Postings(arrays.offsets, arrays.classes, values),
         biases.astype(np.float32),
         (length * log_mass).astype(np.float32),
