@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 from scipy import sparse
 
-from extremax.kernels.postings import copy_lines
-from extremax.kernels.sparse_scores import Postings
+from extremax.kernels.postings import Postings, copy_lines
 from extremax.runtime.products import count_indices, row_blocks, square_sums
 from extremax.scores.sparse import (
     SparseWeights,

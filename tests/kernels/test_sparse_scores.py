@@ -9,8 +9,8 @@ from scipy import sparse
 import reference
 from extremax.kernels import sparse_scores
 from extremax.kernels.compile import njit
+from extremax.kernels.postings import Postings
 from extremax.kernels.row_updates import CSRRows
-from extremax.kernels.sparse_scores import Postings
 
 pytestmark = pytest.mark.small
 

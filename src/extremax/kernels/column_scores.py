@@ -15,8 +15,8 @@ from typing import NamedTuple
 import numpy as np
 
 from extremax.kernels.compile import njit
+from extremax.kernels.postings import step_of
 from extremax.kernels.simd import sum_columns
-from extremax.kernels.sparse_scores import step_of
 from extremax.kernels.topk import (
     STRIP,
     clear_heap,

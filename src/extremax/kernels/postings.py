@@ -6,13 +6,32 @@ line i.  Functions that return an unknown number of entries are called twice: wi
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
-from extremax.kernels.compile import njit
-from extremax.kernels.sparse_scores import step_of
+from extremax.kernels.compile import inline, njit
 
 _LARGEST = np.float32(127.0)  # of packed values
 _SMALLEST = np.float32(1e-37)  # step
+
+
+class Postings(NamedTuple):
+    """Weights by feature: entries ``offsets[f]`` to ``offsets[f + 1]`` are those of feature f.
+
+    Those of a finished model are packed: a weight is a small integer times the step of its feature.
+    """
+
+    offsets: np.ndarray  # (n_features + 1,) int64
+    classes: np.ndarray  # (n_entries,) int32 or, packed, uint16 where they fit; ascending within a feature
+    values: np.ndarray  # (n_entries,) float32 or, packed, int8
+    steps: np.ndarray = np.empty(0, np.float32)  # (n_features,) float32 where values are packed
+
+
+@inline
+def step_of(postings, f):
+    """Return what a value of one stands for in feature f."""
+    return postings.steps[f] if postings.steps.size > 0 else np.float32(1.0)
 
 
 @njit

@@ -20,13 +20,13 @@ from typing import NamedTuple
 import numpy as np
 
 from extremax.kernels.compile import helper, njit
+from extremax.kernels.postings import step_of
 from extremax.kernels.rng import draw_key
 from extremax.kernels.sparse_scores import (
     find_class,
     find_class_near,
     row_mass,
     select_top,
-    step_of,
 )
 from extremax.kernels.topk import exp_nonpositive
 

@@ -20,9 +20,9 @@ from extremax.errors import ModelFileError
 from extremax.kernels import column_scores, sparse_scores
 from extremax.kernels import postings as kernel
 from extremax.kernels.column_scores import ColumnTable, RowParts
+from extremax.kernels.postings import Postings
 from extremax.kernels.row_updates import CSRRows
 from extremax.kernels.simd import TILE
-from extremax.kernels.sparse_scores import Postings
 from extremax.runtime.products import sparse_times_dense, square_sums
 from extremax.runtime.scratch import aligned_empty
 from extremax.runtime.threads import run, split

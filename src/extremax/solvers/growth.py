@@ -23,7 +23,7 @@ from scipy.special import logsumexp
 from extremax.examples import Examples
 from extremax.features.pca import PCA
 from extremax.features.whitening import Whitening, WhiteningFamily
-from extremax.kernels.sparse_scores import Postings
+from extremax.kernels.postings import Postings
 from extremax.kernels.sparse_start import Numbers, Sums
 from extremax.runtime.products import one_blas_thread
 from extremax.scores.sparse import DensePart, SparseWeights, csr_rows, select_columns, unit_rows

@@ -16,9 +16,9 @@ from scipy import sparse
 from extremax.examples import Examples
 from extremax.kernels import plausible, postings, sparse_start
 from extremax.kernels.plausible import Listing, Local, Options, Problem
+from extremax.kernels.postings import Postings
 from extremax.kernels.row_updates import CSRRows
 from extremax.kernels.sparse_dual import Candidates, list_pairs
-from extremax.kernels.sparse_scores import Postings
 from extremax.kernels.sparse_start import Numbers, Proposals, Sums
 from extremax.runtime.products import count_indices, square_sums
 from extremax.runtime.scratch import Scratch

@@ -21,9 +21,9 @@ from numpy.typing import NDArray
 from scipy import sparse
 
 from extremax.examples import Examples
+from extremax.kernels.postings import Postings
 from extremax.kernels.row_updates import CSRRows
 from extremax.kernels.sparse_dual import Candidates
-from extremax.kernels.sparse_scores import Postings
 from extremax.kernels.sparse_start import Numbers, Sums
 from extremax.runtime.products import square_sums
 from extremax.scores.base import Weights

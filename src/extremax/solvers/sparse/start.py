@@ -16,8 +16,8 @@ from scipy.optimize import minimize
 
 from extremax.examples import Examples
 from extremax.kernels import sparse_start as kernels
+from extremax.kernels.postings import Postings
 from extremax.kernels.row_updates import CSRRows
-from extremax.kernels.sparse_scores import Postings
 from extremax.kernels.sparse_start import Numbers, Sums
 from extremax.runtime.products import one_blas_thread
 from extremax.runtime.threads import run, split
