@@ -12,9 +12,22 @@ from pathlib import Path
 from typing import Any
 
 from extremax.report import ModelPage, report_html
-from extremax.report.report import answer_html
+from extremax.report.report import page_html
 
 MAX_NODES = 20_000  # nodes of the tree from which pictures are taken
+
+
+def answer_html(clf: Any, page: ModelPage, text: str, k: int = 5) -> str:
+    """Return a page with the labels of one text and the words that made them, as one HTML file."""
+    found = clf.explain(text, k).to_dict()
+    ids = clf.label_ids(found.pop("labels")).tolist()
+    found["labels"] = [
+        {"label": node["label"], "score": score, "description": node["description"]}
+        for score, node in zip(found.pop("probabilities"), map(page.class_node, ids), strict=True)
+    ]
+    found["path"] = page.path(ids[0])
+    data = {"text": text, "found": found, "info": page.about}
+    return page_html("extremax", data, ("base.js", "ask.js"))
 
 
 def take_pictures(

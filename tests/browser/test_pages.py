@@ -17,9 +17,9 @@ from browser.conftest import PATIENCE
 from browser.site import ORIGIN, Site
 from extremax import TextClassifier, analyse
 from extremax.report import ModelPage, make_document, write_report
-from extremax.report.report import answer_html
 from report.stand_in import StandIn
 
+TOOL = runpy.run_path(str(Path(__file__).parents[2] / "docs" / "take_pictures.py"))
 HOSTILE = "<img src=x onerror=window.hacked=1>"
 VERBS = ("bitten", "fell", "hit", "cut", "burnt", "stung")
 THINGS = ("dog", "roof", "car", "knife", HOSTILE)
@@ -396,9 +396,8 @@ def test_report_says_how_much_of_a_large_tree_is_left_out(open_page, tmp_path):
 
 
 def test_pictures_for_the_documentation(browser, made, tmp_path):
-    tool = runpy.run_path(str(Path(__file__).parents[2] / "docs" / "take_pictures.py"))
     text = "bitten by a dog"
-    found = tool["take_pictures"](browser, *made, tmp_path, text=text, branch_of=text, title="Model")
+    found = TOOL["take_pictures"](browser, *made, tmp_path, text=text, branch_of=text, title="Model")
     assert [path.name for path in found] == ["answer.png", "label-tree.png", "report.png"]
     for path in found:
         assert path.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
@@ -408,7 +407,7 @@ def test_pictures_for_the_documentation(browser, made, tmp_path):
 def test_answer_stands_in_a_file_of_its_own(open_page, made, tmp_path):
     clf, pages = made
     text = f"cut by a {HOSTILE}"
-    (tmp_path / "answer.html").write_text(answer_html(clf, pages, text), encoding="utf-8")
+    (tmp_path / "answer.html").write_text(TOOL["answer_html"](clf, pages, text), encoding="utf-8")
     page = open_page((tmp_path / "answer.html").as_uri())
     page.wait_for_selector(".marked mark")
     assert page.text_content(".answers li:first-child .label") == f"cut {HOSTILE}"

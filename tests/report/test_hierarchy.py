@@ -10,7 +10,6 @@ from scipy import sparse
 
 from extremax import ExtremeClassifier, TextClassifier
 from extremax.report.hierarchy import (
-    HierarchyConfig,
     build_hierarchy,
     class_vectors,
     hierarchy_of,
@@ -51,7 +50,7 @@ def two_levels(seed=0, n_columns=40):
 @pytest.mark.parametrize("gram_classes", [512, 10], ids=["products", "vectors"])
 def test_planted_groups_are_the_leaves(store, gram_classes):
     vectors, group = two_levels()
-    tree = build_hierarchy(store(vectors), HierarchyConfig(gram_classes=gram_classes))
+    tree = build_hierarchy(store(vectors), gram_classes=gram_classes)
     check(tree, 64)
     assert tree.source == "class vectors"
     left, right = (set(group[tree.classes_of(child)] // 4) for child in tree.children(0))
@@ -107,7 +106,7 @@ def test_wide_dense_vectors_are_projected_first():
 def test_label_tree_keeps_its_order(n_classes):
     X, y = around_means(400, n_classes, 4)
     tree = LabelTree.fit(X, y, n_classes=n_classes)
-    found = hierarchy_of_tree(tree, HierarchyConfig(leaf_classes=2))
+    found = hierarchy_of_tree(tree, leaf_classes=2)
     check(found, n_classes, leaf_classes=2)
     assert found.order.tolist() == tree.leaf_class[tree.leaf_class >= 0].tolist()
     assert found.source == "label tree"

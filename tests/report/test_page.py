@@ -59,6 +59,13 @@ def test_document_survives_a_file(clf, document, tmp_path):
     assert page.overview()["held_out"]["n_rows"] == 300
 
 
+def test_document_of_version_1_has_no_shares_inside_of_groups(clf, document, tmp_path):
+    held_out = {name: value for name, value in document["held_out"].items() if name != "confusions"}
+    save_document({**document, "version": 1, "held_out": held_out, "tree": {}}, tmp_path / "a.json")
+    root = ModelPage(clf, load_analysis(tmp_path / "a.json")).node(0)
+    assert root == {**ModelPage(clf, document).node(0), "inside": None}
+
+
 @pytest.mark.invariance
 def test_same_model_same_document(clf, document):
     texts, labels = rows(1)
@@ -154,17 +161,12 @@ def set_at(*path):
         (set_at("version", 9), "$.version"),
         (set_at("model", None), "$.model"),
         (set_at("model", "n_classes", -1), "$.model.n_classes"),
-        (set_at("model", "n_classes", 7), "its tree has 20 classes, the model 7"),
-        (set_at("tree", "order", 0, 5), "does not hold every class once"),
-        (set_at("tree", "order", 0, 10**12), "$.tree.order"),
-        (set_at("tree", "order", "no"), "$.tree.order"),
-        (set_at("tree", "parent", 1, 1), "do not follow their parents"),
-        (set_at("tree", "parent", 1, -1), "do not follow their parents"),
-        (set_at("tree", "stop", 0, 3), "root of its tree does not hold all"),
-        (set_at("tree", "stop", 1, 3), "do not divide the classes of their parent"),
-        (set_at("tree", "names", ["a"]), "have no names"),
+        (set_at("model", "n_classes", 7), "not one for each class"),
         (set_at("held_out", []), "$.held_out"),
-        (set_at("held_out", "right", [0]), "not one for each class and node"),
+        (set_at("held_out", "right", [0]), "not one for each class"),
+        (set_at("held_out", "confusions", 0, [0]), "not of classes of the model"),
+        (set_at("held_out", "confusions", 1, 0, 20), "not of classes of the model"),
+        (set_at("held_out", "confusions", [[]]), "$.held_out.confusions"),
         (set_at("held_out", "support", 0, -1), "$.held_out.support"),
         (set_at("held_out", "support", 0, True), "$.held_out.support"),
         (set_at("tables", "secrets", {}), "'secrets'"),

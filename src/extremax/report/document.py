@@ -1,37 +1,32 @@
 """The analysis of a model as one JSON document, which the model page shows.
 
-A document has the tables, shortened for a page, the label hierarchy, and held-out rows by class. A checksum
-of the labels keeps a server from showing it beside another model. Files are checked when they are read, as
-they may come from elsewhere.
+A document has the tables, shortened for a page, and held-out rows by class. A checksum of the labels keeps a
+server from showing it beside another model. Files are checked when they are read, as they may come from
+elsewhere.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
-import numpy as np
 from numpy.typing import NDArray
 
-from extremax.report.hierarchy import HierarchyConfig, LabelHierarchy, hierarchy_of
-from extremax.report.names import name_nodes
 from extremax.runtime.atomic_files import write_text
-from extremax.types import Int64
 
 if TYPE_CHECKING:
     from extremax.report.model_analysis import Analysis
     from extremax.report.tables import Table
 
-FORMAT, FORMAT_VERSION = "extremax analysis", 1
+FORMAT, FORMAT_VERSION = "extremax analysis", 2
 SHOWN = {"figures": 8, "deciles": 64, "reliability": 128, "confusions": 100, "merge": 50, "suspects": 100}
 MAX_TEXT, MAX_LABEL = 400, 200  # characters of texts and of labels that are shown
 _MAX_BYTES = 1 << 28
-_MAX_DEPTH = 64
 _EXAMPLES, _MAX_EXAMPLE = 5, 80  # texts to try, and characters of each
 
 Document = dict[str, Any]
@@ -40,15 +35,13 @@ Document = dict[str, Any]
 def make_document(
     clf: Any,
     analysis: Analysis | None,
-    config: HierarchyConfig | None = None,
     *,
     examples: Sequence[str] = (),
 ) -> Document:
-    """Return the document of a classifier; without an analysis, one with the tree alone.
+    """Return the document of a classifier; without an analysis, one without tables.
 
     Some of the `examples`, texts, are offered on the page of a server: short ones.
     """
-    tree = hierarchy_of(clf.model_, config)
     document: Document = {
         "format": FORMAT,
         "version": FORMAT_VERSION,
@@ -56,14 +49,6 @@ def make_document(
         "held_out": None,
         "tables": {},
         "examples": [text for text in dict.fromkeys(examples) if 0 < len(text) <= _MAX_EXAMPLE][:_EXAMPLES],
-        "tree": {
-            "source": tree.source,
-            "order": tree.order.tolist(),
-            "start": tree.start.tolist(),
-            "stop": tree.stop.tolist(),
-            "parent": tree.parent.tolist(),
-            "names": name_nodes(clf, tree),
-        },
     }
     if analysis is None:
         return document
@@ -75,7 +60,7 @@ def make_document(
         "n_unknown": analysis.n_unknown,
         "support": classes["n_held_out"].tolist(),
         "right": classes["n_right"].tolist(),
-        "inside": _inside(tree, analysis).tolist(),
+        "confusions": [part.tolist() for part in analysis.pairs],
     }
     describe = describer(clf)
     document["tables"] = {
@@ -88,12 +73,6 @@ def make_document(
     }
     _add_examples(document["tables"]["confusions"]["rows"], analysis.tables["examples"], analysis)
     return document
-
-
-def _inside(tree: LabelHierarchy, analysis: Analysis) -> Int64:
-    """Return the held-out rows of each node whose first prediction is a class of the node."""
-    right = tree.sums(analysis.tables["classes"]["n_right"])
-    return np.asarray(right + tree.pairs_inside(*analysis.pairs), np.int64)
 
 
 def _shown(record: dict[str, Any], describe: Any) -> dict[str, Any]:
@@ -175,23 +154,17 @@ def beside(model_folder: str | os.PathLike[str]) -> Path:
     return folder.with_name(f"{folder.name}.analysis.json")
 
 
-class _TreePart(msgspec.Struct):
-    source: str
-    order: list[Annotated[int, msgspec.Meta(ge=0, lt=2**31)]]
-    start: list[Annotated[int, msgspec.Meta(ge=0, lt=2**31)]]
-    stop: list[Annotated[int, msgspec.Meta(ge=1, lt=2**31)]]
-    parent: list[Annotated[int, msgspec.Meta(ge=-1, lt=2**31)]]
-    names: list[str]
+_Counts = list[Annotated[int, msgspec.Meta(ge=0, lt=2**53)]]
 
 
 class _HeldOut(msgspec.Struct):
-    support: list[Annotated[int, msgspec.Meta(ge=0, lt=2**53)]]
-    right: list[Annotated[int, msgspec.Meta(ge=0, lt=2**53)]]
-    inside: list[Annotated[int, msgspec.Meta(ge=0, lt=2**53)]]
+    support: _Counts
+    right: _Counts
     n_rows: int
     n_pairs: int
     n_left_out: int
     n_unknown: int
+    confusions: tuple[_Counts, _Counts, _Counts] = ([], [], [])  # not in version 1
 
 
 class _TablePart(msgspec.Struct):
@@ -208,11 +181,10 @@ class _Schema(msgspec.Struct):
     """What a document must hold; `_check` looks at how its parts fit together."""
 
     format: Literal["extremax analysis"]
-    version: Literal[1]
+    version: Literal[1, 2]
     model: _ModelPart
     held_out: _HeldOut | None
     tables: dict[Literal["figures", "deciles", "reliability", "confusions", "merge", "suspects"], _TablePart]
-    tree: _TreePart
     examples: list[str] = []
 
 
@@ -237,45 +209,12 @@ def load_analysis(path: str | os.PathLike[str]) -> Document:
 
 def _check(found: _Schema) -> None:
     """Raise for a document whose parts do not fit together."""
-    tree, n_classes = _hierarchy(found.tree), found.model.n_classes
-    if tree.n_classes != n_classes:
-        raise ValueError(f"its tree has {tree.n_classes:,} classes, the model {n_classes:,}")
-    if len(found.tree.names) != tree.n_nodes:
-        raise ValueError("nodes of its tree have no names")
-    held_out = found.held_out
+    n_classes, held_out = found.model.n_classes, found.held_out
     if held_out is not None:
-        sizes = [len(held_out.support), len(held_out.right), len(held_out.inside)]
-        if sizes != [n_classes, n_classes, tree.n_nodes]:
-            raise ValueError("its counts of held-out rows are not one for each class and node")
+        label, predicted, n = held_out.confusions
+        if not len(held_out.support) == len(held_out.right) == n_classes:
+            raise ValueError("its counts of held-out rows are not one for each class")
+        if not len(label) == len(predicted) == len(n) or max([*label, *predicted], default=0) >= n_classes:
+            raise ValueError("its confusions are not of classes of the model")
     if any(len(table.rows) > SHOWN[name] for name, table in found.tables.items()):
         raise ValueError("its tables have more lines than a page shows")
-
-
-def restore_tree(document: Mapping[str, Any]) -> LabelHierarchy:
-    """Return the hierarchy of a document."""
-    return _hierarchy(msgspec.convert(document["tree"], _TreePart))
-
-
-def _hierarchy(part: _TreePart) -> LabelHierarchy:
-    """Return a hierarchy, checked: children divide the range of their parent."""
-    order, start, stop, parent = (
-        np.array(values, np.int32) for values in (part.order, part.start, part.stop, part.parent)
-    )
-    if len(order) == 0 or not np.array_equal(np.sort(order), np.arange(len(order))):
-        raise ValueError("its tree does not hold every class once")
-    if not len(start) == len(stop) == len(parent) > 0:
-        raise ValueError("nodes of its tree are incomplete")
-    source = "label tree" if part.source == "label tree" else "class vectors"
-    tree = LabelHierarchy(order, start, stop, parent, source)
-    nodes = np.arange(tree.n_nodes)
-    if not ((parent < 0) == (nodes == 0)).all() or (parent >= np.maximum(nodes, 1)).any():
-        raise ValueError("nodes of its tree do not follow their parents")
-    if (start[0], stop[0]) != (0, tree.n_classes) or (start >= stop).any():
-        raise ValueError("the root of its tree does not hold all classes")
-    for node in range(tree.n_nodes):
-        edges = [edge for child in tree.children(node) for edge in (int(start[child]), int(stop[child]))]
-        if edges and [int(start[node]), *edges[1::2]] != [*edges[::2], int(stop[node])]:
-            raise ValueError("children in its tree do not divide the classes of their parent")
-    if int(tree.depths().max()) > _MAX_DEPTH:
-        raise ValueError(f"its tree is deeper than {_MAX_DEPTH} levels")
-    return tree

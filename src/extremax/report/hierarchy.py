@@ -7,7 +7,7 @@ from a fixed vector), then
 
     d = mean of the right half - mean of the left half,    right half = the classes with the largest w.d
 
-alternate until the halves stay or `HierarchyConfig.max_iterations` is reached.  Equal values keep the order
+alternate until the halves stay, eight times at most.  Equal values keep the order
 of the classes, and nothing is drawn at random, so that the same model has the same tree.
 
 A tree is an order of the classes and nodes that are ranges of it, numbered so that children follow their
@@ -16,9 +16,9 @@ parent.  Sums over the classes of a node are differences of running sums.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -34,32 +34,11 @@ if TYPE_CHECKING:
     from extremax.tree import LabelTree
 
 Matrix = Any  # a CSR matrix or an array (n_classes, n_columns)
-
-
-@dataclass(frozen=True)
-class HierarchyConfig:
-    """Numbers of `build_hierarchy`.
-
-    Attributes
-    ----------
-    leaf_classes
-        Classes that a node shows without splitting them further.
-    max_iterations
-        Bound on the re-splits of a node.
-    power_iterations
-        Steps towards the direction of greatest difference that the first split takes.
-    gram_classes
-        Nodes of at most so many classes work on the products between their classes, which all nodes below
-        share; larger ones on the vectors.
-    max_columns
-        Dense weights with more columns than this are first projected on so many principal directions.
-    """
-
-    leaf_classes: int = 8
-    max_iterations: int = 8
-    power_iterations: int = 4
-    gram_classes: int = 512
-    max_columns: int = 64
+_LEAF_CLASSES = 8  # classes that a node shows without splitting them further
+_MAX_ITERATIONS = 8  # re-splits of a node
+_POWER_ITERATIONS = 4  # steps of the first split towards the direction of greatest difference
+_GRAM_CLASSES = 512  # of nodes that work on the products between their classes, which all nodes below share
+_MAX_COLUMNS = 64  # of dense weights; of more, so many principal directions are kept
 
 
 @dataclass(frozen=True)
@@ -81,7 +60,7 @@ class LabelHierarchy:
     Examples
     --------
     >>> vectors = np.array([[1.0, 0.0], [0.0, 1.0], [0.9, 0.1], [0.1, 0.9]], np.float32)
-    >>> tree = build_hierarchy(vectors, HierarchyConfig(leaf_classes=2))
+    >>> tree = build_hierarchy(vectors, leaf_classes=2)
     >>> [sorted(tree.classes_of(node).tolist()) for node in tree.children(0)]
     [[0, 2], [1, 3]]
     >>> tree.path(3)
@@ -166,32 +145,30 @@ class LabelHierarchy:
         return inside
 
 
-def build_hierarchy(vectors: Matrix, config: HierarchyConfig | None = None) -> LabelHierarchy:
+def build_hierarchy(
+    vectors: Matrix, *, leaf_classes: int = _LEAF_CLASSES, gram_classes: int = _GRAM_CLASSES
+) -> LabelHierarchy:
     """Split classes by balanced 2-means of their vectors, until few are left in each leaf.
 
     Parameters
     ----------
     vectors : array or CSR matrix (n_classes, n_columns)
         One row per class; only directions matter.
-    config
-        Numbers of the method.
+    leaf_classes, gram_classes
+        Classes that a node shows without splitting them, and of nodes that work on products between classes.
     """
-    config = config or HierarchyConfig()
-    rows = _unit_rows(_narrow(vectors, config.max_columns))
+    rows = _unit_rows(_narrow(vectors))
     with one_blas_thread():
-        splits = _Splits(rows, config)
-        splits.run()
-    return _number(splits.order, splits.ranges, "class vectors")
+        return _number(*_split_all(rows, leaf_classes, gram_classes), "class vectors")
 
 
 def hierarchy_of_tree(
-    tree: LabelTree, config: HierarchyConfig | None = None, label_map: LabelMap | None = None
+    tree: LabelTree, label_map: LabelMap | None = None, *, leaf_classes: int = _LEAF_CLASSES
 ) -> LabelHierarchy:
     """Return a label tree as nodes over ranges of its leaves; small subtrees become one node.
 
     A merged class, whose lines have several leaves, is where the first of its lines is.
     """
-    config = config or HierarchyConfig()
     real = tree.leaf_class >= 0
     leaf_class = tree.leaf_class
     if label_map is not None:
@@ -209,17 +186,17 @@ def hierarchy_of_tree(
             ranges[-1] if ranges else None
         ):  # a node with one child that is not empty is one
             ranges.append((start, stop))
-        if stop - start > config.leaf_classes and last - first > 1:
+        if stop - start > leaf_classes and last - first > 1:
             middle = (first + last) // 2
             pending += [(middle, last), (first, middle)]
     return _number(leaf_class[real].astype(np.int32), ranges, "label tree")
 
 
-def hierarchy_of(model: Model, config: HierarchyConfig | None = None) -> LabelHierarchy:
+def hierarchy_of(model: Model) -> LabelHierarchy:
     """Return the tree to show for a model: its label tree, or one made of its class vectors."""
     if model.tree is not None:
-        return hierarchy_of_tree(model.tree, config, model.label_map)
-    return build_hierarchy(class_vectors(model.weights, model.label_map), config)
+        return hierarchy_of_tree(model.tree, model.label_map)
+    return build_hierarchy(class_vectors(model.weights, model.label_map))
 
 
 def class_vectors(weights: Weights, label_map: LabelMap | None = None) -> Matrix:
@@ -238,46 +215,31 @@ def line_means(label_map: LabelMap) -> sparse.csr_matrix:
     return sparse.csr_matrix((share, label_map.order, label_map.starts), shape=shape)
 
 
-class _Splits:
-    """Ranges of an order that is rearranged while they are split."""
-
-    def __init__(self, rows: Matrix, config: HierarchyConfig) -> None:
-        self.rows, self.config = rows, config
-        self.order: Int32 = np.arange(rows.shape[0], dtype=np.int32)
-        self.ranges: list[tuple[int, int]] = []
-
-    def run(self) -> None:
-        pending = [(0, len(self.order))]
-        while pending:
-            start, stop = pending.pop()
-            if stop - start <= self.config.gram_classes:
-                self._split_small(start, stop)
-                continue
-            self.ranges.append((start, stop))
-            part = self.rows[self.order[start:stop]]
-            moved = _split(part, lambda side: _towards(part, side), self.config)
-            self.order[start:stop] = self.order[start:stop][moved]
-            middle = start + (stop - start + 1) // 2
-            pending += [(middle, stop), (start, middle)]
-
-    def _split_small(self, start: int, stop: int) -> None:
-        """Split a node and everything under it by the products between its classes."""
-        part = self.rows[self.order[start:stop]]
-        products = part @ part.T
-        gram = np.asarray(products.toarray() if sparse.issparse(products) else products, np.float64)
-        local = np.arange(stop - start)
-        pending = [(0, stop - start)]
-        while pending:
-            first, last = pending.pop()
-            self.ranges.append((start + first, start + last))
-            if last - first <= self.config.leaf_classes:
-                continue
-            chosen = local[first:last]
-            inner = gram[np.ix_(chosen, chosen)]
-            local[first:last] = chosen[_split(inner, lambda side: inner @ side, self.config)]
-            middle = first + (last - first + 1) // 2
-            pending += [(middle, last), (first, middle)]
-        self.order[start:stop] = self.order[start:stop][local]
+def _split_all(rows: Matrix, leaf_classes: int, gram_classes: int) -> tuple[Int32, list[tuple[int, int]]]:
+    """Return an order of the classes, and the ranges of it that are nodes."""
+    n = rows.shape[0]
+    order, place = np.arange(n, dtype=np.int32), np.zeros(n, np.int64)
+    ranges: list[tuple[int, int]] = []
+    pending: list[tuple[int, int, Float64 | None]] = [(0, n, None)]
+    while pending:
+        start, stop, gram = pending.pop()
+        ranges.append((start, stop))
+        if stop - start <= leaf_classes:
+            continue
+        chosen = order[start:stop].copy()
+        if gram is None and stop - start <= gram_classes:  # for all nodes below
+            products = rows[chosen] @ rows[chosen].T
+            gram = np.asarray(products.toarray() if sparse.issparse(products) else products, np.float64)
+            place[chosen] = np.arange(stop - start)
+        towards = (
+            partial(_towards, rows[chosen])
+            if gram is None
+            else gram[np.ix_(place[chosen], place[chosen])].__matmul__
+        )
+        order[start:stop] = chosen[_split(stop - start, towards)]
+        middle = start + (stop - start + 1) // 2
+        pending += [(middle, stop, gram), (start, middle, gram)]
+    return order, ranges
 
 
 def _towards(rows: Matrix, side: Float64) -> Float64:
@@ -286,17 +248,16 @@ def _towards(rows: Matrix, side: Float64) -> Float64:
     return np.asarray(rows @ direction, np.float64)
 
 
-def _split(rows: Matrix, towards: Any, config: HierarchyConfig) -> Int64:
+def _split(n: int, towards: Callable[[Float64], Float64]) -> Int64:
     """Return an order of rows whose first half, rounded up, is one side of a balanced 2-means split."""
-    n = rows.shape[0]
     n_left = (n + 1) // 2
     side = np.cos(np.arange(n) * 2.399963)  # a fixed vector without a pattern
-    for _ in range(config.power_iterations):
+    for _ in range(_POWER_ITERATIONS):
         side = side - side.mean()
         side /= max(float(np.sqrt(side @ side)), 1e-30)
         side = towards(side)
     order = np.argsort(side, kind="stable")
-    for _ in range(config.max_iterations):
+    for _ in range(_MAX_ITERATIONS):
         right = np.zeros(n, bool)
         right[order[n_left:]] = True
         scores = towards(np.where(right, 1.0 / max(1, n - n_left), -1.0 / n_left))
@@ -310,9 +271,9 @@ def _split(rows: Matrix, towards: Any, config: HierarchyConfig) -> Int64:
     return np.concatenate([left, other])
 
 
-def _narrow(vectors: Matrix, max_columns: int) -> Matrix:
+def _narrow(vectors: Matrix) -> Matrix:
     """Return dense vectors projected on their principal directions, if there are too many columns."""
-    if sparse.issparse(vectors) or vectors.shape[1] <= max_columns:
+    if sparse.issparse(vectors) or vectors.shape[1] <= _MAX_COLUMNS:
         return vectors
     with one_blas_thread():
         scale = 1.0 / max(float(np.abs(vectors).max(initial=0.0)), 1e-30)
@@ -320,7 +281,7 @@ def _narrow(vectors: Matrix, max_columns: int) -> Matrix:
         for first in range(0, len(vectors), 65536):
             block = vectors[first : first + 65536].astype(np.float64) * scale
             moments += block.T @ block
-        directions = np.linalg.eigh(moments)[1][:, -max_columns:].astype(np.float32)
+        directions = np.linalg.eigh(moments)[1][:, -_MAX_COLUMNS:].astype(np.float32)
         return vectors @ directions
 
 

@@ -21,8 +21,9 @@ from extremax.report.document import (
     describe_model,
     labels_checksum,
     make_document,
-    restore_tree,
 )
+from extremax.report.hierarchy import hierarchy_of
+from extremax.report.names import name_nodes
 from extremax.types import Int64
 
 _MAX_NODES = 1000  # nodes of one answer
@@ -31,15 +32,14 @@ _COUNTS = ("n_rows", "n_pairs", "n_left_out", "n_unknown")
 
 
 class ModelPage:
-    """Answers about one model.
+    """Answers about one model. Its tree is built here, which takes seconds for ten thousand classes.
 
     Parameters
     ----------
     clf : ExtremeClassifier or TextClassifier
         Fitted, or loaded from a folder.
     document : dict, optional
-        From `load_analysis` or `make_document`; without it there are no held-out figures, and the tree is
-        built here, which takes seconds for ten thousand classes.
+        From `load_analysis` or `make_document`; without it there are no held-out figures.
 
     Examples
     --------
@@ -63,18 +63,22 @@ class ModelPage:
             )
         model = clf.model_
         self.about = describe_model(clf)
-        self.hierarchy = tree = restore_tree(self.document)
+        self.hierarchy = tree = hierarchy_of(model)
         self._labels = [str(label) for label in classes.tolist()]
         self._descriptions = model.classes.descriptions
-        self._depths, self._names = tree.depths(), self.document["tree"]["names"]
+        self._depths, self._names = tree.depths(), name_nodes(clf, tree)
         held_out = self.document["held_out"]
         self._support = self._counts(held_out, "support")
         self._right = self._counts(held_out, "right")
-        self._inside = None if held_out is None else np.asarray(held_out["inside"], np.int64)
         # Without an analysis the support is zero.
         self._rows: Int64 = self._support if model.classes.counts is None else model.classes.counts
         self._node_rows = tree.sums(self._rows)
         self._node_support, self._node_right = tree.sums(self._support), tree.sums(self._right)
+        confusions = None if held_out is None else held_out.get("confusions")
+        self._inside: Int64 | None = None
+        if confusions is not None:
+            label, predicted, n = (np.array(part, np.int64) for part in confusions)
+            self._inside = self._node_right + tree.pairs_inside(label, predicted, n)
         self._largest = self._find_largest()
 
     def _counts(self, held_out: Any, name: str) -> Int64:
@@ -125,7 +129,6 @@ class ModelPage:
             return self.class_node(number - n_nodes)
         largest = self._largest[number]
         name = self._names[number] or ("all classes" if number == 0 else self._named_after(largest))
-        support, right = int(self._node_support[number]), int(self._node_right[number])
         inside = None if self._inside is None else int(self._inside[number])
         return {
             "id": number,
@@ -133,36 +136,35 @@ class ModelPage:
             "depth": int(self._depths[number]),
             "n_classes": int(tree.stop[number] - tree.start[number]),
             "n_rows": int(self._node_rows[number]),
-            **_shares(support, right, inside),
+            **_shares(int(self._node_support[number]), int(self._node_right[number]), inside),
             "label": None,
             "name": name,
             "description": None,
-            "labels": [self._short(c) for c in largest],
+            "labels": [{"label": self._label(c), "description": self._describe(c, 120)} for c in largest],
             "is_leaf": False,
         }
 
     def _named_after(self, largest: list[int]) -> str:
         return ", ".join(cut(self._describe(c, 40) or self._labels[c], 40) for c in largest[:2]) + " …"
 
-    def _short(self, c: int) -> dict[str, Any]:
-        return {"label": cut(self._labels[c], MAX_LABEL), "description": self._describe(c, 120)}
+    def _label(self, c: int) -> str:
+        return cut(self._labels[c], MAX_LABEL)
 
     def _describe(self, c: int, length: int = MAX_TEXT) -> str | None:
         return None if self._descriptions is None else cut(self._descriptions.text(c), length) or None
 
     def class_node(self, c: int) -> dict[str, Any]:
         """Return the node of a class, given by its number."""
-        leaf, label = int(self.hierarchy.leaf_of[c]), cut(self._labels[c], MAX_LABEL)
-        support, right = int(self._support[c]), int(self._right[c])
+        leaf, right = int(self.hierarchy.leaf_of[c]), int(self._right[c])
         return {
             "id": self.n_nodes + c,
             "parent": leaf,
             "depth": int(self._depths[leaf]) + 1,
             "n_classes": 1,
             "n_rows": int(self._rows[c]),
-            **_shares(support, right, right),
-            "label": label,
-            "name": label,
+            **_shares(int(self._support[c]), right, right),
+            "label": self._label(c),
+            "name": self._label(c),
             "description": self._describe(c),
             "labels": [],
             "is_leaf": True,

@@ -56,27 +56,10 @@ def write_report(
 def report_html(page: ModelPage, *, title: str, max_nodes: int = MAX_NODES) -> str:
     """Return the text of the file."""
     data = {"title": title, "overview": page.overview(), "nodes": page.excerpt(max_nodes)}
-    return _html(f"{title} – extremax report", data, _SCRIPTS)
+    return page_html(f"{title} – extremax report", data, _SCRIPTS)
 
 
-def answer_html(clf: Any, page: ModelPage, text: str, k: int = 5) -> str:
-    """Return a page with the labels of one text and the words that made them, as one HTML file.
-
-    `clf` is a `TextClassifier` that can explain its answers, `page` its `ModelPage`.
-    """
-    found = clf.explain(text, k).to_dict()
-    labels = found.pop("labels")
-    ids = clf.label_ids(labels).tolist()
-    found["labels"] = [
-        {"label": node["label"], "score": score, "description": node["description"]}
-        for score, node in zip(found.pop("probabilities"), map(page.class_node, ids), strict=True)
-    ]
-    found["path"] = page.path(ids[0])
-    data = {"text": text, "found": found, "info": page.about}
-    return _html("extremax", data, ("base.js", "ask.js"))
-
-
-def _html(title: str, data: Any, scripts: tuple[str, ...]) -> str:
+def page_html(title: str, data: Any, scripts: tuple[str, ...]) -> str:
     """Return a page of scripts that read `data`."""
     style = _asset("style.css")
     script = "\n".join(_asset(name) for name in scripts)
