@@ -96,7 +96,8 @@ def test_places_of_an_index_without_a_class_must_stay_unreachable(forge: Any) ->
         ("tree", "noise.leaf_class", "array 'weights' is"),
         ("tree", "classes.means", "means are those of 5 classes"),
         ("mixture", "noise.second.counts", "noise|MixtureNoise mixes distributions"),
-        ("sparse", "weights.offsets", "sparse weights of the model do not fit together|features"),
+        ("sparse", "weights.offsets", r"array 'steps' is float32 \(5,\) where float32 \(4,\) is needed"),
+        ("sparse", "weights.steps", r"array 'steps' is float32 \(4,\) where float32 \(5,\) is needed"),
         ("sparse", "weights.length_biases", "sparse weights of the model do not fit together"),
         ("unfinished", "training.sums.counts", "array 'counts' is"),
         ("unfinished", "training.groups", "array"),
@@ -130,8 +131,9 @@ def test_an_array_of_another_type_or_without_a_dimension_rejects(forge: Any, bas
 @pytest.mark.parametrize(
     ("base", "name", "value"),
     [
-        ("sparse", "weights.classes", 2**31 - 1),
+        ("sparse", "weights.classes", 2**16 - 1),
         ("sparse", "weights.offsets", 2**40),
+        ("unfinished", "weights.classes", 2**31 - 1),
         ("unfinished", "training.sums.classes", -5),
         ("unfinished", "training.linear.features", 10**6),
         ("tree", "noise.leaf_class", 77),

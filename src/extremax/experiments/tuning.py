@@ -106,7 +106,7 @@ def draw_parameters(space: Mapping[str, Any], n: int, seed: int) -> Iterator[dic
     Examples
     --------
     >>> [*draw_parameters({"learning_rate": [0.1, 0.3]}, 5, seed=0)]
-    [{'learning_rate': 0.3}, {'learning_rate': 0.1}]
+    [{'learning_rate': 0.1}, {'learning_rate': 0.3}]
     """
     rng = np.random.default_rng(seed)
     if all(isinstance(values, list) for values in space.values()):

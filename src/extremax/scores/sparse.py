@@ -646,6 +646,8 @@ class SparseWeights:
     def state(self) -> State:
         """Return what a model folder stores."""
         arrays = {**self.postings._asdict(), "biases": self.biases, "length_biases": self.length_biases}
+        if not self.postings.steps.size:
+            del arrays["steps"]  # of packed values alone
         header: dict[str, Any] = {"kind": "sparse"}
         if self.dense is not None:
             names = ("factors", "columns", "projection")
