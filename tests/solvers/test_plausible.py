@@ -18,7 +18,6 @@ from extremax.solvers.sparse.plausible import (
     fit_linear,
     join_candidates,
     log_odds,
-    run_checked,
 )
 from extremax.tuned import SparseConfig
 
@@ -100,27 +99,6 @@ def test_candidates_have_the_own_class_first():
     np.testing.assert_array_equal(candidates.log_rest, found.log_rest[[0, 1, 3]])
     assert candidates.rows.tolist() == [0, 1, 3]
     assert candidates.weights.tolist() == [2.0, 3.0, 6.0]
-
-
-@pytest.mark.identity
-def test_progress_rises_and_an_interrupt_ends_the_work():
-    done, fractions = [], []
-    job = Job(SparseConfig(), 0, 1, fractions.append)
-    run_checked(done.append, 200, job)
-    assert sorted(done) == list(range(200))
-    assert fractions[0] == 0.0
-    assert fractions[-1] == 1.0
-    assert fractions == sorted(fractions)
-    assert len(fractions) > 3
-
-    def stop(fraction):
-        if fraction > 0.0:
-            raise KeyboardInterrupt
-
-    done.clear()
-    with pytest.raises(KeyboardInterrupt):
-        run_checked(done.append, 200, job._replace(check=stop))
-    assert 0 < len(done) < 200
 
 
 @pytest.mark.parametrize("n_slots", [1, 3])

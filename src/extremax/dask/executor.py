@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import itertools
 import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator
 from importlib import import_module
 from typing import Any
 
-from extremax.runtime.executor import Check, Work, unchecked
+from extremax.runtime.executor import Check, Task, Work, unchecked
 from extremax.runtime.products import one_blas_thread
 
 _HINT = "pip install 'extremax[dask]'"
-_GROUPS_PER_THREAD = 2  # tasks of Dask that a map makes for each thread of the workers
+_GROUPS_PER_THREAD = 8  # tasks of Dask that a map makes for each thread of the workers ...
+_AHEAD = 2  # ... and how many of them are submitted at a time
 _PATIENCE = 30.0  # seconds without any worker after which a fit gives up
 
 
@@ -114,37 +115,36 @@ class DaskExecutor:
         self,
         begin: Callable[..., Work],
         shared: tuple[Any, ...],
-        tasks: Sequence[tuple[Any, ...]],
+        n_tasks: int,
+        task: Task,
         n_threads: int,
         check: Check = unchecked,
     ) -> Iterator[Any]:
         kind = import_distributed().Future
         places = [address for address, n in sorted(self.client.nthreads().items()) for _ in range(max(1, n))]
-        n_groups = min(len(tasks), _GROUPS_PER_THREAD * max(1, len(places)))
-        edges = [len(tasks) * i // max(n_groups, 1) for i in range(n_groups + 1)]
+        n_groups = min(n_tasks, _GROUPS_PER_THREAD * max(1, len(places)))
         is_held = [isinstance(value, kind) for value in shared]
-        own = [value for value, held in zip(shared, is_held, strict=True) if not held]
-        groups = [list(tasks[a:b]) for a, b in itertools.pairwise(edges)]
-        given, *groups = self.client.scatter([own, *groups], hash=False)
         held = [value for value in shared if isinstance(value, kind)]
+        given = self.share([value for value in shared if not isinstance(value, kind)])
         key = make_key(begin.__name__.strip("_").removeprefix("begin_").replace("_", "-"))
-        options = [{"workers": [address], "allow_other_workers": True} for address in places] or [{}]
-        futures = [
-            self.client.submit(
-                run_tasks, begin, group, is_held, given, *held, key=f"{key}-{i}", **options[i % len(options)]
-            )
-            for i, group in enumerate(groups)
-        ]
-        del groups
+
+        def submit(i: int) -> Any:
+            first, last = n_tasks * i // n_groups, n_tasks * (i + 1) // n_groups
+            group = self.share([task(j) for j in range(first, last)])
+            where = {"workers": [places[i % len(places)]], "allow_other_workers": True} if places else {}
+            arguments = begin, group, is_held, given, *held
+            return self.client.submit(run_tasks, *arguments, key=f"{key}-{i}", **where)
+
+        futures: deque[Any] = deque()
         try:
-            for i in range(len(futures)):
-                check(i / len(futures))
-                found = futures[i].result()
-                futures[i] = None  # the workers forget it
-                yield from found
+            for i in range(n_groups):
+                check(i / n_groups)
+                while len(futures) < min(_AHEAD * max(1, len(places)), n_groups - i):
+                    futures.append(submit(i + len(futures)))
+                yield from futures.popleft().result()
             check(1.0)
         finally:
-            self.client.cancel([future for future in futures if future is not None])
+            self.client.cancel(list(futures))
 
 
 def run_tasks(

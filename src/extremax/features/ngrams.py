@@ -640,8 +640,13 @@ class NgramFeatures(TransformerMixin, BaseEstimator, auto_wrap_output_keys=()): 
         total, blocks = _empty_seen(self.options.n_buckets), text_blocks(texts)
         size = -(-len(blocks) // (_SHARES * executor.n_places))
         shares = [(blocks[a][0], blocks[b - 1][1]) for a, b in split(len(blocks), size)]
-        tasks = [(list(texts[a:b]), a) for a, b in shares]
-        found = executor.map(_begin_ngrams, (self.options, rows is not None), tasks, 1)
+        shared = self.options, rows is not None
+
+        def task(i: int) -> tuple[list[str], int]:
+            first, last = shares[i]
+            return list(texts[first:last]), first
+
+        found = executor.map(_begin_ngrams, shared, len(shares), task, 1)
         for (_, last), (parts, *seen) in zip(shares, found, strict=True):
             _add_seen(total, *seen)
             if rows is not None:

@@ -29,12 +29,17 @@ _FULL = 4  # every so many passes, all rows take part
 
 
 class Listing(NamedTuple):
-    """The rows of each class: its own, and those that it is plausible for."""
+    """The rows of some classes: n pairs of their own, and m that they are plausible for."""
 
     own_starts: np.ndarray  # (n_classes + 1,) int64
-    own: np.ndarray  # (n_pairs,) int64: pairs by class
+    own_rows: np.ndarray  # (n,) int64
+    own_weights: np.ndarray  # (n,) float32
+    own_offsets: np.ndarray  # (n,) float32; empty where the bias of the class is the offset
+    own_duals: np.ndarray  # (n,) float32: dual variables of an earlier fit, replaced by those found
     starts: np.ndarray  # (n_classes + 1,) int64
-    entries: np.ndarray  # int32 or int64: row * n_slots + slot of the candidates of all rows
+    rows: np.ndarray  # (m,) int64
+    offsets: np.ndarray  # (m,) float32, or empty
+    duals: np.ndarray  # (m,) float32
 
 
 class Problem(NamedTuple):
@@ -42,13 +47,7 @@ class Problem(NamedTuple):
 
     rows: tuple  # CSRRows
     squares: np.ndarray  # (n_rows,) float64: |x|^2
-    pair_rows: np.ndarray  # (n_pairs,) int64
-    pair_weights: np.ndarray  # (n_pairs,) float32
     row_weights: np.ndarray  # (n_rows,) float32
-    own_offsets: np.ndarray  # (n_pairs,) float32; empty where the bias of the class is the offset
-    offsets: np.ndarray  # (n_rows, n_slots) float32, or empty
-    own_duals: np.ndarray  # (n_pairs,) float32: dual variables of an earlier fit, replaced by those found
-    duals: np.ndarray  # (n_rows, n_slots) float32
     mean: np.ndarray  # (n_features,) float32: of each feature where it is not zero
 
 
@@ -81,7 +80,7 @@ class Local(NamedTuple):
 
 
 @helper
-def _gather(problem, listing, n_slots, c, bias, inverse, constant, place, local):
+def _gather(problem, listing, c, bias, inverse, constant, place, local):
     """Copy the rows of one class, with features numbered as they come; return rows, own rows, features."""
     rows = problem.rows
     n_own = listing.own_starts[c + 1] - listing.own_starts[c]
@@ -89,18 +88,17 @@ def _gather(problem, listing, n_slots, c, bias, inverse, constant, place, local)
     end, n_features = 0, 0
     for k in range(n):
         if k < n_own:
-            pair = listing.own[listing.own_starts[c] + k]
-            r = problem.pair_rows[pair]
-            local.weights[k] = problem.pair_weights[pair]
-            local.offsets[k] = problem.own_offsets[pair] if problem.own_offsets.size > 0 else bias
-            local.duals[k] = problem.own_duals[pair]
+            pair = listing.own_starts[c] + k
+            r = listing.own_rows[pair]
+            local.weights[k] = listing.own_weights[pair]
+            local.offsets[k] = listing.own_offsets[pair] if listing.own_offsets.size > 0 else bias
+            local.duals[k] = listing.own_duals[pair]
         else:
-            entry = listing.entries[listing.starts[c] + k - n_own]
-            r = entry // n_slots
+            entry = listing.starts[c] + k - n_own
+            r = listing.rows[entry]
             local.weights[k] = problem.row_weights[r]
-            slot = entry - r * n_slots
-            local.offsets[k] = problem.offsets[r, slot] if problem.offsets.size > 0 else bias
-            local.duals[k] = problem.duals[r, slot]
+            local.offsets[k] = listing.offsets[entry] if listing.offsets.size > 0 else bias
+            local.duals[k] = listing.duals[entry]
         local.lines[k] = r
         local.begins[k] = end
         for p in range(rows.indptr[r], rows.indptr[r + 1]):
@@ -128,15 +126,13 @@ def _gather(problem, listing, n_slots, c, bias, inverse, constant, place, local)
 
 
 @helper
-def _keep_duals(problem, listing, n_slots, c, n, n_own, local):
+def _keep_duals(listing, c, n, n_own, local):
     """Store the dual variables of one class."""
     for k in range(n):
         if k < n_own:
-            problem.own_duals[listing.own[listing.own_starts[c] + k]] = local.duals[k]
+            listing.own_duals[listing.own_starts[c] + k] = local.duals[k]
         else:
-            entry = listing.entries[listing.starts[c] + k - n_own]
-            r = entry // n_slots
-            problem.duals[r, entry - r * n_slots] = local.duals[k]
+            listing.duals[listing.starts[c] + k - n_own] = local.duals[k]
 
 
 @helper
@@ -187,26 +183,24 @@ def _solve(squares, options, c, n, n_own, last, local):
 
 
 @njit
-def fit_classes(problem, listing, n_slots, options, classes, place, local, ends, features, values, biases):
-    """Fit some classes; the weights of the k-th end at ``ends[k + 1]`` of `features` and `values`.
+def fit_classes(problem, listing, options, first, place, local, ends, features, values, biases):
+    """Fit classes from `first` on; the weights of the c-th end at ``ends[c + 1]`` of features and values.
 
-    ``biases[c]`` is the bias of class c; what is learnt of it is added. `place` (n_features,) int32 is -1
-    before and after; `local` is scratch.
+    ``biases[c]`` is its bias; what is learnt of it is added. `place` (n_features,) int32 is -1 before and
+    after; `local` is scratch.
     """
     ends[0] = 0
-    for k in range(classes.size):
-        c, at = classes[k], ends[k]
+    for c in range(biases.size):
+        at = ends[c]
         if listing.own_starts[c + 1] > listing.own_starts[c]:
             inverse, constant = 1.0 / options.regularization, np.float32(options.bias_feature)
-            n, n_own, n_features = _gather(
-                problem, listing, n_slots, c, biases[c], inverse, constant, place, local
-            )
-            _solve(problem.squares, options, c, n, n_own, n_features, local)
-            _keep_duals(problem, listing, n_slots, c, n, n_own, local)
+            n, n_own, n_features = _gather(problem, listing, c, biases[c], inverse, constant, place, local)
+            _solve(problem.squares, options, first + c, n, n_own, n_features, local)
+            _keep_duals(listing, c, n, n_own, local)
             biases[c] += np.float32(options.bias_feature) * local.w[n_features]
             for j in range(n_features):
                 if abs(local.w[j]) * problem.mean[local.features[j]] >= options.prune:
                     features[at] = local.features[j]
                     values[at] = local.w[j]
                     at += 1
-        ends[k + 1] = at
+        ends[c + 1] = at

@@ -6,7 +6,7 @@ sum over them has one order, and no result depends on the executor.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, Protocol
@@ -16,6 +16,7 @@ from extremax.runtime.threads import run, split
 _TASKS_BETWEEN_CHECKS = 64
 Check = Callable[[float], None]  # told of the fraction done; raises to interrupt
 Work = Callable[..., Any]
+Task = Callable[[int], tuple[Any, ...]]  # the arguments of a task, by its number
 
 
 def unchecked(fraction: float) -> None:
@@ -38,14 +39,15 @@ class Executor(Protocol):
         self,
         begin: Callable[..., Work],
         shared: tuple[Any, ...],
-        tasks: Sequence[tuple[Any, ...]],
+        n_tasks: int,
+        task: Task,
         n_threads: int,
         check: Check = unchecked,
     ) -> Iterator[Any]:
-        """Yield ``begin(*shared)(*task)`` for each task, in their order.
+        """Yield ``begin(*shared)(*task(i))`` for each i, in their order.
 
-        `begin`, a function of a module, is called once in every process that takes part, and makes working
-        memory. Nothing shared may be written.
+        `begin`, a function of a module, is called once or more in every process that takes part, and makes
+        working memory. Nothing shared may be written. Arguments of a task are made when its turn comes.
         """
         ...
 
@@ -62,24 +64,26 @@ class Threads:
         self,
         begin: Callable[..., Work],
         shared: tuple[Any, ...],
-        tasks: Sequence[tuple[Any, ...]],
+        n_tasks: int,
+        task: Task,
         n_threads: int,
         check: Check = unchecked,
     ) -> Iterator[Any]:
         work = begin(*shared)
-        for first, last in split(len(tasks), _TASKS_BETWEEN_CHECKS * n_threads):
-            check(first / len(tasks))
+        for first, last in split(n_tasks, _TASKS_BETWEEN_CHECKS * n_threads):
+            check(first / n_tasks)
             found: list[Any] = [None] * (last - first)
 
             def call(i: int, first: int = first, found: list[Any] = found) -> None:
-                found[i] = work(*tasks[first + i])
+                found[i] = work(*task(first + i))
 
             run(call, last - first, n_threads)
             yield from found
         check(1.0)
 
 
-_current: ContextVar[Executor] = ContextVar("extremax_executor", default=Threads())  # noqa: B039 (it has no state)
+THREADS = Threads()
+_current: ContextVar[Executor] = ContextVar("extremax_executor", default=THREADS)
 
 
 def current_executor() -> Executor:

@@ -147,10 +147,14 @@ class CandidateTrainer(WhitenedTrainer):
         edges = np.append(first, data.n_pairs).astype(np.int64)
         found = _empty_proposals(len(used), data.n_pairs, size)
         cuts = split(len(used), max(1, min(_MAX_TASK_ROWS, _TASK_SCORES // n_classes)))
-        tasks = [(used[a:b], edges[a : b + 1] - edges[a], data.y[edges[a] : edges[b]]) for a, b in cuts]
+
+        def task(i: int) -> tuple[Int64, Int64, Int32]:
+            a, b = cuts[i]
+            return used[a:b], edges[a : b + 1] - edges[a], data.y[edges[a] : edges[b]]
+
         shared = (prepared.shared, tables.weights, tables.biases, size)
         parts = self.context.executor.map(
-            _begin_proposals, shared, tasks, threads, lambda fraction: progress.check()
+            _begin_proposals, shared, len(cuts), task, threads, lambda fraction: progress.check()
         )
         for (a, b), part in zip(cuts, parts, strict=True):
             found.classes[a:b], found.scores[a:b], found.log_rest[a:b], found.own[edges[a] : edges[b]] = part
@@ -237,12 +241,12 @@ class _Round:
         groups = [classes[by_size[i::_TASKS_PER_BLOCK]] for i in range(min(_TASKS_PER_BLOCK, len(classes)))]
         tables, scores = self.tables, self.scores.reshape(-1)
         listings = [self._list(group, scores) for group in groups]
-        tasks = [
-            (group, listing, tables.weights[group], tables.biases[group])
-            for group, listing in zip(groups, listings, strict=True)
-        ]
+
+        def task(i: int) -> tuple[Int64, Listing, Float32, Float32]:
+            return groups[i], listings[i], tables.weights[groups[i]], tables.biases[groups[i]]
+
         parts = self.executor.map(
-            _begin_training, self.shared, tasks, self.threads, lambda fraction: progress.check()
+            _begin_training, self.shared, len(groups), task, self.threads, lambda fraction: progress.check()
         )
         for group, listing, part in zip(groups, listings, list(parts), strict=True):
             tables.weights[group], tables.biases[group], scores[listing.entries] = part

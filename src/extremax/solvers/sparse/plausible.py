@@ -6,7 +6,6 @@ not rows times classes.  The solver stands in `extremax.kernels.plausible`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,6 +19,7 @@ from extremax.kernels.postings import Postings
 from extremax.kernels.row_updates import CSRRows
 from extremax.kernels.sparse_dual import Candidates, list_pairs
 from extremax.kernels.sparse_start import Numbers, Proposals, Sums
+from extremax.runtime.executor import THREADS, Check, Executor, Work, unchecked
 from extremax.runtime.products import count_indices, square_sums
 from extremax.runtime.scratch import Scratch
 from extremax.runtime.threads import run, split
@@ -30,27 +30,18 @@ from extremax.types import Bool, Float32, Int32, Int64
 _ROWS_PER_TASK = 256
 _TASK_ENTRIES = 1 << 21  # entries of the rows of the classes of a task
 _LINES_AT_ONCE = 1 << 14  # pairs whose candidates are copied at a time
-_TASKS_BETWEEN_CHECKS = 64
-Check = Callable[[float], None]  # told of the fraction done; raises to interrupt
 
 
 class Job(NamedTuple):
-    """How to work: tuned numbers, seed, threads, whom to tell of progress, and what the columns are."""
+    """How to work: tuned numbers, seed, threads, whom to tell of progress, what columns are, and where."""
 
     config: SparseConfig
     seed: int
     n_threads: int
-    check: Check = lambda fraction: None
+    check: Check = unchecked
     first_word: int = 0  # the columns before it are parts of words
     is_text: bool = False
-
-
-def run_checked(task: Callable[[int], object], n_tasks: int, job: Job) -> None:
-    """Run tasks, with a look at interrupts and progress now and then."""
-    for first, last in split(n_tasks, _TASKS_BETWEEN_CHECKS * job.n_threads):
-        job.check(first / max(n_tasks, 1))
-        run(lambda i, first=first: task(first + i), last - first, job.n_threads)  # type: ignore[misc]
-    job.check(1.0)
+    executor: Executor = THREADS
 
 
 class TrainingRows(NamedTuple):
@@ -179,37 +170,54 @@ def find_plausible(
     `weights` have no dense part. With `needs_rest`, scores are compared with those of other models, and are
     of all weights but the smallest: without parts of words they would lie several nats below.
     """
-    data, rows, n_classes = training.data, training.rows, weights.n_classes
+    data, rows, n_rows = training.data, training.rows, len(training.rows.indptr) - 1
     used, first = np.unique(data.rows, return_index=True)
-    edges = np.append(first, data.n_pairs).astype(np.int64)
-    given = used.astype(np.int64), edges, np.ascontiguousarray(data.y, np.int32)
-    found = Proposals(
-        np.empty((len(used), n_slots), np.int32), np.empty((len(used), n_slots), np.float32),
-        np.empty(len(used) if needs_rest else 0, np.float32), np.empty(0, np.float32),
-    )  # fmt: skip
+    edges, labels = np.append(first, data.n_pairs).astype(np.int64), np.ascontiguousarray(data.y, np.int32)
     postings = prune_postings(weights.postings, training.mean, job.config.prune)
     if not needs_rest:
         postings = limit_postings(postings, training, job)
-    biases, tasks = (weights.biases, weights.length_biases), split(len(used), _ROWS_PER_TASK)
-    scratch = Scratch(lambda: sparse_start.make_scratch(n_classes))
+    found = _empty_proposals(n_rows, n_slots, needs_rest)
+    cuts = split(len(used), _ROWS_PER_TASK)
 
-    def work(i: int) -> None:
-        with scratch.use() as arrays:
-            sparse_start.propose(rows, given, postings, biases, arrays, found, *tasks[i])
+    def task(i: int) -> tuple[Any, ...]:
+        a, b = cuts[i]
+        low, high = used[a], used[b - 1] + 1
+        offsets = rows.indptr[low : high + 1]
+        some = slice(offsets[0], offsets[-1])
+        part = CSRRows(rows.data[some], rows.indices[some], offsets - offsets[0])
+        return part, used[a:b] - low, edges[a : b + 1] - edges[a], labels[edges[a] : edges[b]]
 
-    run_checked(work, len(tasks), job)
-    n_rows = len(rows.indptr) - 1
-    if len(used) == n_rows:
-        return Plausible(found.classes, found.scores, found.log_rest)
+    shared = postings, (weights.biases, weights.length_biases), n_slots, needs_rest
+    parts = job.executor.map(_begin_search, shared, len(cuts), task, job.n_threads, job.check)
+    for (a, b), part in zip(cuts, parts, strict=True):
+        for array, values in zip(found, part, strict=True):
+            if array.size:
+                array[used[a:b]] = values
+    return Plausible(found.classes, found.scores, found.log_rest)
+
+
+def _empty_proposals(n_rows: int, n_slots: int, needs_rest: bool) -> Proposals:
     classes, scores = (
         np.full((n_rows, n_slots), -1, np.int32),
         np.full((n_rows, n_slots), -np.inf, np.float32),
     )
-    classes[used], scores[used] = found.classes, found.scores
-    log_rest = np.full(n_rows if needs_rest else 0, -np.inf, np.float32)
-    if needs_rest:
-        log_rest[used] = found.log_rest
-    return Plausible(classes, scores, log_rest)
+    rest = np.full(n_rows if needs_rest else 0, -np.inf, np.float32)
+    return Proposals(classes, scores, rest, np.empty(0, np.float32))
+
+
+def _begin_search(
+    postings: Postings, biases: tuple[Float32, Float32], n_slots: int, needs_rest: bool
+) -> Work:
+    """Search for the plausible classes of some rows."""
+    scratch = Scratch(lambda: sparse_start.make_scratch(len(biases[0])))
+
+    def search(rows: CSRRows, used: Int64, edges: Int64, labels: Int32) -> Proposals:
+        found = _empty_proposals(len(used), n_slots, needs_rest)
+        with scratch.use() as arrays:
+            sparse_start.propose(rows, (used, edges, labels), postings, biases, arrays, found, 0, len(used))
+        return found
+
+    return search
 
 
 def score_own(training: TrainingRows, sums: Sums, numbers: Numbers, job: Job) -> Float32:
@@ -258,39 +266,50 @@ def log_odds(data: Examples, found: Plausible, own: Float32) -> tuple[Float32, F
     return (own - others[data.rows]).astype(np.float32), of_rows.astype(np.float32)
 
 
-def _list_rows(data: Examples, classes: Int32, n_classes: int) -> Listing:
-    """List the rows of each class, its own and those that it is plausible for."""
-    own = np.argsort(data.y, kind="stable").astype(np.int64)
-    own_starts = np.searchsorted(data.y[own], np.arange(n_classes + 1)).astype(np.int64)
-    size, small = int((classes >= 0).sum()), classes.size < 1 << 31
-    starts, entries = np.zeros(n_classes + 1, np.int64), np.empty(size, np.int32 if small else np.int64)
-    list_pairs(classes, starts, entries)
-    return Listing(own_starts, own, starts, entries)
+class _Listed(NamedTuple):
+    """Which pairs each class has, and which entries of the plausible classes of the rows name it."""
 
-
-class _Sizes(NamedTuple):
-    """Rows and entries of the rows that each class is fitted on."""
-
-    rows: Int64
-    entries: Int64
+    own_starts: Int64
+    own: Int64
+    starts: Int64
+    entries: NDArray[Any]
 
     @classmethod
-    def of(cls, data: Examples, rows: CSRRows, listing: Listing, classes: Int32) -> _Sizes:
-        n_rows, lengths = np.diff(listing.own_starts) + np.diff(listing.starts), np.diff(rows.indptr)
-        n_entries = np.bincount(data.y, weights=lengths[data.rows], minlength=len(n_rows))
+    def of(cls, data: Examples, classes: Int32, n_classes: int) -> _Listed:
+        own = np.argsort(data.y, kind="stable").astype(np.int64)
+        own_starts = np.searchsorted(data.y[own], np.arange(n_classes + 1)).astype(np.int64)
+        size, small = int((classes >= 0).sum()), classes.size < 1 << 31
+        starts, entries = np.zeros(n_classes + 1, np.int64), np.empty(size, np.int32 if small else np.int64)
+        list_pairs(classes, starts, entries)
+        return cls(own_starts, own, starts, entries)
+
+    def of_classes(self, first: int, last: int) -> tuple[Int64, NDArray[Any]]:
+        """Return the pairs and the entries of some classes."""
+        own, listed = self.own_starts[[first, last]], self.starts[[first, last]]
+        return self.own[slice(*own)], self.entries[slice(*listed)]
+
+    def count_rows(self) -> Int64:
+        """Return the rows that each class is fitted on."""
+        return np.diff(self.own_starts) + np.diff(self.starts)
+
+    def count_entries(self, data: Examples, rows: CSRRows, classes: Int32) -> Int64:
+        """Return the entries of the rows that each class is fitted on."""
+        lengths, n_classes = np.diff(rows.indptr), len(self.starts) - 1
+        total = np.bincount(data.y, weights=lengths[data.rows], minlength=n_classes)
         for column in classes.T:  # all at once would be several times as large as the classes
             kept = column >= 0
-            n_entries += np.bincount(column[kept], weights=lengths[kept], minlength=len(n_rows))
-        return cls(n_rows, n_entries.astype(np.int64))
+            total += np.bincount(column[kept], weights=lengths[kept], minlength=n_classes)
+        return total.astype(np.int64)
 
-    def make_local(self, n_features: int) -> Local:
-        n, e = int(self.rows.max(initial=0)), int(self.entries.max(initial=0))
-        m = min(e, n_features)
-        shapes: tuple[tuple[int, Any], ...] = (
-            (n, np.int64), (n, np.int64), (n, np.int64), (n, np.int64), (e, np.int32), (e, np.float32),
-            (m, np.int32), (m + 1, np.float32), (n, np.float32), (n, np.float32), (n, np.float32),
-        )  # fmt: skip
-        return Local(*(np.empty(*shape) for shape in shapes))
+
+def _make_local(n: int, e: int, n_features: int) -> Local:
+    """Return working memory for classes of up to n rows with e entries."""
+    m = min(e, n_features)
+    shapes: tuple[tuple[int, Any], ...] = (
+        (n, np.int64), (n, np.int64), (n, np.int64), (n, np.int64), (e, np.int32), (e, np.float32),
+        (m, np.int32), (m + 1, np.float32), (n, np.float32), (n, np.float32), (n, np.float32),
+    )  # fmt: skip
+    return Local(*(np.empty(*shape) for shape in shapes))
 
 
 def fit_linear(
@@ -321,11 +340,10 @@ def fit_linear(
     (data, rows, mean), config = training, job.config
     duals = duals or Duals.none(data, found)
     n_slots, n_features = found.classes.shape[1], len(mean)
-    own, others = offsets or (np.empty(0, np.float32), np.empty((0, 0), np.float32))
     row_weights = np.zeros(len(rows.indptr) - 1, np.float32)
     np.maximum.at(row_weights, data.rows, data.pair_weight)
-    listed = int((found.classes >= 0).sum()) + data.n_pairs
-    is_whole = listed >= n_classes * int((data.labels_per_row > 0).sum())  # every row, and every class
+    n_listed = int((found.classes >= 0).sum()) + data.n_pairs
+    is_whole = n_listed >= n_classes * int((data.labels_per_row > 0).sum())  # every row, and every class
     is_long = job.is_text and data.n_pairs >= config.margin_pairs and has_many_words(rows, job)
     biases, has_margin = (
         np.zeros(n_classes, np.float32),
@@ -344,50 +362,63 @@ def fit_linear(
     numbers = np.empty_like(by_count)
     numbers[by_count] = np.arange(n_features, dtype=np.int32)
     rows, mean = rows._replace(indices=numbers[rows.indices]), mean[by_count]
-    problem = Problem(
-        rows, squares, data.rows.astype(np.int64), np.ascontiguousarray(data.pair_weight, np.float32),
-        row_weights, own, others, *duals, mean,
-    )  # fmt: skip
+    problem = Problem(rows, squares, row_weights, mean)
     options = Options(
         regularization,
         config.bias_feature if is_whole and offsets is None else 0.0, config.passes, config.tolerance,
         config.prune_linear, job.seed % 2**31, has_margin,
     )  # fmt: skip
-    listing = _list_rows(data, found.classes, n_classes)
-    sizes = _Sizes.of(data, rows, listing, found.classes)
-    ends = np.minimum(np.append(0, np.cumsum(sizes.entries)), 2**62)
+    listed = _Listed.of(data, found.classes, n_classes)
+    n_entries = listed.count_entries(data, rows, found.classes)
+    ends = np.minimum(np.append(0, np.cumsum(n_entries)), 2**62)
     cuts = np.unique(np.searchsorted(ends, np.arange(0, ends[-1] + 1, _TASK_ENTRIES), "left"))
     cuts = np.unique(np.concatenate([[0], cuts, [n_classes]]))
-    scratch = Scratch(lambda: (np.full(n_features, -1, np.int32), sizes.make_local(n_features)))
-    parts: list[Any] = [None] * (len(cuts) - 1)
+    own, others = offsets or (None, None)
+    weights, flat, nothing = data.pair_weight, duals.others.reshape(-1), np.empty(0, np.float32)
 
-    def work(i: int) -> None:
-        classes = np.arange(cuts[i], cuts[i + 1], dtype=np.int64)
-        size = int(np.minimum(sizes.entries[classes], n_features).sum())
-        stops, features = np.zeros(len(classes) + 1, np.int64), np.empty(size, np.int32)
-        values = np.empty(size, np.float32)
-        with scratch.use() as (place, local):
-            plausible.fit_classes(
-                problem,
-                listing,
-                n_slots,
-                options,
-                classes,
-                place,
-                local,
-                stops,
-                features,
-                values,
-                biases,
-            )
-        parts[i] = stops, by_count[features[: stops[-1]]], values[: stops[-1]].copy()
+    def task(i: int) -> tuple[Any, ...]:
+        a, b = int(cuts[i]), int(cuts[i + 1])
+        pairs, entries = listed.of_classes(a, b)
+        listing = Listing(
+            listed.own_starts[a : b + 1] - listed.own_starts[a], data.rows[pairs].astype(np.int64),
+            weights[pairs].astype(np.float32), nothing if own is None else own[pairs], duals.own[pairs],
+            listed.starts[a : b + 1] - listed.starts[a], (entries // n_slots).astype(np.int64),
+            nothing if others is None else others.reshape(-1)[entries], flat[entries],
+        )  # fmt: skip
+        return listing, a, biases[a:b], int(np.minimum(n_entries[a:b], n_features).sum())
 
-    run_checked(work, len(parts), job)
+    most = int(listed.count_rows().max(initial=0)), int(n_entries.max(initial=0))
+    shared, n_tasks = (problem, options, by_count, *most), len(cuts) - 1
+    found_parts = job.executor.map(_begin_linear, shared, n_tasks, task, job.n_threads, job.check)
+    parts = []
+    for i, (part, *learnt) in enumerate(found_parts):
+        pairs, entries = listed.of_classes(cuts[i], cuts[i + 1])
+        biases[cuts[i] : cuts[i + 1]], duals.own[pairs], flat[entries] = learnt
+        parts.append(part)
     matrix = _by_feature(parts, cuts, (n_classes, n_features))
     if has_margin:  # about as large as log-odds
         matrix.data *= np.float32(config.margin_scale)
         biases *= np.float32(config.margin_scale)
     return matrix, biases
+
+
+def _begin_linear(problem: Problem, options: Options, names: Int32, n_rows: int, n_entries: int) -> Work:
+    """Fit some classes; `names` are the features as the results number them."""
+    n_features = len(names)
+    scratch = Scratch(lambda: (np.full(n_features, -1, np.int32), _make_local(n_rows, n_entries, n_features)))
+
+    def fit(listing: Listing, first: int, biases: Float32, size: int) -> tuple[Any, ...]:
+        listing = listing._replace(own_duals=listing.own_duals.copy(), duals=listing.duals.copy())
+        biases, stops = biases.copy(), np.zeros(len(biases) + 1, np.int64)
+        features, values = np.empty(size, np.int32), np.empty(size, np.float32)
+        with scratch.use() as (place, local):
+            plausible.fit_classes(
+                problem, listing, options, first, place, local, stops, features, values, biases
+            )
+        n = stops[-1]
+        return (stops, names[features[:n]], values[:n].copy()), biases, listing.own_duals, listing.duals
+
+    return fit
 
 
 def _by_feature(parts: list[Any], cuts: Int64, shape: tuple[int, int]) -> Any:

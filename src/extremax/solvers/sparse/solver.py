@@ -25,6 +25,7 @@ from extremax.kernels.postings import Postings
 from extremax.kernels.row_updates import CSRRows
 from extremax.kernels.sparse_dual import Candidates
 from extremax.kernels.sparse_start import Numbers, Sums
+from extremax.runtime.executor import Check, unchecked
 from extremax.runtime.products import square_sums
 from extremax.scores.base import Weights
 from extremax.scores.sparse import (
@@ -45,7 +46,7 @@ from extremax.solvers.sparse import plausible
 from extremax.solvers.sparse.bilinear import Bilinear, choose_columns, fit_bilinear
 from extremax.solvers.sparse.dense_part import fit_dense
 from extremax.solvers.sparse.mix import EXPERTS, compare, fit_mixture
-from extremax.solvers.sparse.plausible import Check, Duals, Job, Plausible, TrainingRows
+from extremax.solvers.sparse.plausible import Duals, Job, Plausible, TrainingRows
 from extremax.solvers.sparse.start import (
     ClassSums,
     by_columns,
@@ -550,9 +551,10 @@ class SparseTrainer(TrainerBase):
     def _start_weights(self, tables: SparseTables) -> SparseWeights:
         return make_start(tables.sums.arrays, tables.numbers, self.context.n_threads)
 
-    def _job(self, check: Check = lambda fraction: None) -> Job:
+    def _job(self, check: Check = unchecked) -> Job:
         layout, context = self.config.layout, self.context
-        return Job(self.numbers, context.seed, context.n_threads, check, layout.first_word, layout.is_text)
+        options = layout.first_word, layout.is_text, context.executor
+        return Job(self.numbers, context.seed, context.n_threads, check, *options)
 
     def _n_slots(self, problem: ProblemSize) -> int:
         """Return how many other classes each row is compared with: more where classes have many rows."""
