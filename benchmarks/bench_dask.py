@@ -1,20 +1,22 @@
 """Default fits on a Dask cluster of this machine against fits in one process: bits, seconds, bytes moved.
 
     python benchmarks/bench_dask.py                    # icd10cm texts and eurlex57k, 1 and 2 workers
-    python benchmarks/bench_dask.py --data npm-owner-124k:text --workers 2
+    python benchmarks/bench_dask.py --data npm-owner-124k:text --workers 2 --memory 2.5GB
 
 A set with ":text" is fitted as texts, others as dense features.  Rows are in memory of the client on both
 sides, and kernels are loaded by a fit on a few rows.  Processor seconds of the cluster are those of client,
 scheduler and workers together; its start, imports included, is not among them.  "moved" are the bytes that
-workers sent to one another, "overhead" is the ratio of processor seconds to those of one process with one
-thread.
+workers sent to one another, in all and by phase, "peak" is the largest memory of any worker, and "overhead"
+is the ratio of processor seconds to those of one process with one thread.
 """
 
 from __future__ import annotations
 
 import logging
 import os
+import resource
 import time
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -51,9 +53,24 @@ def cluster_seconds(client: Any) -> float:
     return processor_seconds() + sum(client.run(processor_seconds).values())
 
 
-def bytes_sent(dask_worker: Any) -> int:
-    """Return the bytes that a worker has sent to others."""
-    return int(dask_worker.transfer_outgoing_bytes_total)
+def bytes_sent(dask_worker: Any) -> dict[str, int]:
+    """Return the bytes that a worker has sent to others, by the first word of the key."""
+    sent: dict[str, int] = {}
+    for transfer in list(dask_worker.transfer_outgoing_log):
+        for key, n_bytes in transfer["keys"].items():
+            phase = str(key).removeprefix("extremax-").split("-", 1)[0]
+            sent[phase] = sent.get(phase, 0) + n_bytes
+    return sent
+
+
+def total_sent(client: Any) -> Counter[str]:
+    """Return the bytes that all workers have sent, by phase."""
+    return sum((Counter(sent) for sent in client.run(bytes_sent).values()), Counter())
+
+
+def peak_memory() -> int:
+    """Return the largest memory of this process so far, in bytes."""
+    return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
 def same_bits(found: Any, local: Any) -> bool:
@@ -82,26 +99,29 @@ def time_local(X: Any, y: Any, kind: type[Any]) -> tuple[Any, dict[str, Any]]:
 
 
 def time_cluster(
-    X: Any, y: Any, n_workers: int, kind: type[Any], local: Any, processes: bool
+    X: Any, y: Any, n_workers: int, kind: type[Any], local: Any, processes: bool, memory: str
 ) -> dict[str, Any]:
     """Fit on a cluster; return seconds, bytes, and whether the model is that of one process."""
     from distributed import Client, LocalCluster
 
     silent = {"dashboard_address": ":0", "silence_logs": logging.CRITICAL, "processes": processes}
+    silent["memory_limit"] = memory
     with (
         LocalCluster(n_workers=n_workers, threads_per_worker=1, **silent) as cluster,
         Client(cluster) as client,
     ):
         make(kind, None, client=client).fit(X[:_WARM_ROWS], y[:_WARM_ROWS])
         began, processor = time.perf_counter(), cluster_seconds(client)
-        sent = sum(client.run(bytes_sent).values())
+        before = total_sent(client)
         clf = make(kind, None, client=client).fit(X, y)
         wall, processor = time.perf_counter() - began, cluster_seconds(client) - processor
-        sent = sum(client.run(bytes_sent).values()) - sent
+        sent = total_sent(client) - before
         return {
             "wall s": wall,
             "processor s": processor,
-            "moved MB": sent / 1e6,
+            "moved MB": sum(sent.values()) / 1e6,
+            "by phase": ", ".join(f"{phase} {n / 1e6:.0f}" for phase, n in sent.most_common()),
+            "peak MB": max(client.run(peak_memory).values()) / 1e6,
             "same bits": str(same_bits(clf, local)),
         }
 
@@ -110,6 +130,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = make_parser(__doc__)
     parser.add_argument("--data", nargs="*", default=["icd10cm:text", "eurlex57k"])
     parser.add_argument("--workers", type=int, nargs="*", default=[1, 2])
+    parser.add_argument("--memory", default="auto", help="memory limit of a worker")
     args = parser.parse_args(argv)
     print(machine())
     for name in args.data:
@@ -119,7 +140,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         load_before = {"load": f"{os.getloadavg()[0]:.1f}"}
         write_rows(NAME, [{"case": f"{name}, one process of 1 thread", **figures, **load_before}])
         for n_workers in args.workers[:1] if args.tiny else args.workers:
-            found = time_cluster(X, y, n_workers, on_dask, local, not args.tiny)
+            found = time_cluster(X, y, n_workers, on_dask, local, not args.tiny, args.memory)
             ratio = {"overhead": found["processor s"] / figures["processor s"]}
             case = f"{name}, {count(n_workers, 'worker')} of 1 thread"
             load_before = {"load": f"{os.getloadavg()[0]:.1f}"}

@@ -109,7 +109,10 @@ class DaskExecutor:
         return sum(self.client.nthreads().values())
 
     def share(self, value: Any) -> Any:
-        return self.client.scatter([value], hash=False)[0]
+        return self._hold(make_key("shared"), value)
+
+    def _hold(self, key: str, value: Any) -> Any:
+        return self.client.scatter({key: value}, hash=False)[key]
 
     def map(
         self,
@@ -125,12 +128,12 @@ class DaskExecutor:
         n_groups = min(n_tasks, _GROUPS_PER_THREAD * max(1, len(places)))
         is_held = [isinstance(value, kind) for value in shared]
         held = [value for value in shared if isinstance(value, kind)]
-        given = self.share([value for value in shared if not isinstance(value, kind)])
         key = make_key(begin.__name__.strip("_").removeprefix("begin_").replace("_", "-"))
+        given = self._hold(f"{key}-given", [value for value in shared if not isinstance(value, kind)])
 
         def submit(i: int) -> Any:
             first, last = n_tasks * i // n_groups, n_tasks * (i + 1) // n_groups
-            group = self.share([task(j) for j in range(first, last)])
+            group = self._hold(f"{key}-group-{i}", [task(j) for j in range(first, last)])
             where = {"workers": [places[i % len(places)]], "allow_other_workers": True} if places else {}
             arguments = begin, group, is_held, given, *held
             return self.client.submit(run_tasks, *arguments, key=f"{key}-{i}", **where)
