@@ -21,6 +21,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import scipy.sparse as sp
 
 from extremax import ExtremeClassifier, TextClassifier
 from extremax.dask import DaskExtremeClassifier, DaskTextClassifier
@@ -38,7 +39,8 @@ def load(name: str, tiny: bool) -> tuple[Any, Any, bool]:
     name, _, kind = name.partition(":")
     if kind == "text":
         texts = benchmark_data.load_texts("planted-texts" if tiny else name)
-        return list(texts.texts["train"]), np.asarray(texts.y["train"]), True
+        y = texts.y["train"]
+        return list(texts.texts["train"]), y if sp.issparse(y) else np.asarray(y), True
     data = benchmark_data.load("planted-many" if tiny else name)
     return np.ascontiguousarray(data.X_train, np.float32), np.asarray(data.y_train), False
 
