@@ -243,8 +243,7 @@ class ShardedExtremeSoftmax(ExtremeSoftmax):
 
     def _check_classes(self, y: Tensor) -> None:
         """Refuse classes that no rank has; other devices must not wait for the host."""
-        wrong = y[(y != self.ignore_index) & ((y < 0) | (y >= self.out_features))] if y.is_cpu else ()
-        if len(wrong) > 0:
+        if y.is_cpu and len(wrong := y[(y != self.ignore_index) & ((y < 0) | (y >= self.out_features))]):
             raise IndexError(
                 f"target {int(wrong[0])} is neither a class, 0 to {self.out_features - 1}, nor ignored"
                 f" ({self.ignore_index})."
