@@ -131,7 +131,7 @@ def _add(clf: ExtremeClassifier, known: NDArray[Any], ids: Int32, data: Examples
     counts = rows.class_counts(len(new))
     if not counts.all():
         label = new.item(int(np.argmin(counts)))
-        raise ValueError(f"the class {label!r} has no row; a class is added by at least one row of it.")
+        raise ValueError(f"class {label!r} has no row; give at least one row of every added class.")
     labels, place = join_labels(clf.classes_, new, in_order=clf._indicator is None)
     context = clf._context(clf.seed_)
     fitted = add_classes(clf._fitted, rows, place, context)
@@ -246,7 +246,7 @@ def add_classes(fitted: Fitted, data: Examples, place: Int64, context: Context) 
     model = fitted.model
     config = model.config
     if config is None:
-        raise ValueError("this model has no record of how it was trained, so it takes no new class.")
+        raise ValueError("this model has no record of how it was trained, so no class can be added.")
     n_new = len(place) - model.n_classes
     trainer = config.make_trainer(context)
     data = trainer.accept(data)
@@ -419,8 +419,8 @@ def _grow(
         record: SparseRecord | None = state.tables.record
         if record is None:
             raise ValueError(
-                "this model was fitted by an earlier version, which kept nothing that the weights of a"
-                " new class could follow from; fit it again."
+                "this model was fitted by an earlier version, which did not store what a new class needs;"
+                " fit it again."
             )
         new, after = record.grow(data, n_new, state.tables.weights, state.tables.scale)
         if record.mix.get("linear", 0.0) + record.mix.get("svm", 0.0) > 0.0:

@@ -492,8 +492,8 @@ class Classifier(ClassifierMixin, BaseEstimator):
         features = self.to_features(X if texts is None else [*X, *texts.to_list()])
         if inner._changes:
             raise ValueError(
-                f"the classes of this model were changed ({inner._changes[-1]['what']}) after its fit, which"
-                " cannot be resumed as if they had not been; go on with partial_fit, or call fit."
+                f"the classes of this model were changed ({inner._changes[-1]['what']}) after its fit, so"
+                " it cannot be resumed; continue with partial_fit, or call fit."
             )
         n_samples = features.shape[0] - (0 if texts is None else len(texts))
         data = inner._class_weighted(lookup_targets(y, inner._label_index, n_samples=n_samples))
@@ -1057,8 +1057,8 @@ class ExtremeClassifier(Classifier):
             )
         if indicator_format(y) is not None:
             raise ValueError(
-                f"class_texts has the label {new.item(0)!r}, which is not a column of y; its columns are all"
-                " classes that there are."
+                f"class_texts has the label {new.item(0)!r}, which is not a column of y; with an indicator"
+                " matrix, the classes are its columns."
             )
         both, place = join_labels(known, new)
         return both, replace(targets, y=np.argsort(place).astype(np.int32)[targets.y])

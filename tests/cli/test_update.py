@@ -78,7 +78,7 @@ def test_mistakes_leave_the_model_as_it_was(model, tmp_path):
     (tmp_path / "latin.txt").write_bytes("straße=road\n".encode("latin-1"))
     for arguments, sentence in [
         ((), "nothing to do"),
-        (("--remove", "nobody"), "'nobody' is none of the model's 5 labels"),
+        (("--remove", "nobody"), "'nobody' is not one of the model's 5 labels"),
         (("--merge", "nobody=x"), "--merge takes OLD=NEW"),
         (("--merge", f"@{tmp_path / 'latin.txt'}"), "latin.txt is not UTF-8; save it as UTF-8 text."),
         ([word for name in LABELS[2::3][1:] for word in ("--remove", name)], "would leave 1"),

@@ -104,7 +104,7 @@ def reproduce(  # noqa: PLR0913 (the parameters are the options)
         str, typer.Argument(metavar="DATA", help="icd10cm, eurlex57k, lemmas, polish-nouns, ...")
     ] = "icd10cm",
     out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="Folder for everything.", show_default="reproduce-DATA")
+        Path | None, typer.Option("--out", "-o", help="Folder of the results.", show_default="reproduce-DATA")
     ] = None,
     methods: Annotated[
         list[str] | None,
@@ -120,7 +120,7 @@ def reproduce(  # noqa: PLR0913 (the parameters are the options)
         int | None,
         typer.Option(
             min=1,
-            help="Best trials that run to the end; validation rows choose one.",
+            help="Best trials to run to the end; validation rows choose one.",
             show_default="1; lemmas: 2",
         ),
     ] = None,
@@ -155,7 +155,7 @@ def reproduce(  # noqa: PLR0913 (the parameters are the options)
     terminal.set_quiet(quiet)
     for name in methods or ():
         if name not in ALL_METHODS:
-            raise typer.BadParameter(f"--method {name}: there are {', '.join(ALL_METHODS)}.")
+            raise typer.BadParameter(f"--method {name}: use one of {', '.join(ALL_METHODS)}.")
     folder = out or Path(f"reproduce-{data}")
     options: dict[str, Any] = {
         "methods": methods or (),

@@ -189,7 +189,7 @@ def find_labels(model: Any, words: list[str]) -> list[Any]:
     if unknown is not None:
         near = difflib.get_close_matches(unknown, list(by_name), n=3) if len(by_name) <= 100_000 else []
         hint = f" Did you mean {', '.join(near)}?" if near else ""
-        raise ValueError(f"{unknown!r} is none of the model's {len(by_name):,} labels.{hint}")
+        raise ValueError(f"{unknown!r} is not one of the model's {len(by_name):,} labels.{hint}")
     return [by_name[word] for word in words]
 
 

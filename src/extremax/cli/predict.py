@@ -61,8 +61,8 @@ def predict(  # noqa: PLR0913 (the parameters are the options)
         str | None,
         typer.Option(
             metavar="[NUMBER|auto]",
-            help="Give all labels that apply with at least this probability by themselves, in place of the"
-            " first k; auto: the probability that was best for F1 in training.",
+            help="Give all labels that apply with at least this probability, instead of the first k;"
+            " auto: the probability that was best for F1 in training.",
         ),
     ] = None,
     search: Annotated[Search, typer.Option(help=SEARCH_HELP)] = Search.exact,
@@ -76,23 +76,23 @@ def predict(  # noqa: PLR0913 (the parameters are the options)
     keep: Annotated[
         str | None,
         typer.Option(
-            help="Columns of DATA to carry through: names or positions, separated by commas; or all."
+            help="Columns of DATA to copy to the output: names or positions, separated by commas; or all."
         ),
     ] = None,
     id_column: Annotated[
         str | None,
         typer.Option(
-            help="Column of ids of rows: its name, or its position from 0.  [default: number of the row]"
+            help="Column of row ids: its name, or its position from 0.  [default: number of the row]"
         ),
     ] = None,
     with_text: Annotated[
-        bool, typer.Option("--text/--no-text", help="Whether to write the text beside its labels.")
+        bool, typer.Option("--text/--no-text", help="Whether to write the text, too.")
     ] = True,
     guard: Annotated[
         bool,
         typer.Option(
             "--guard/--no-guard",
-            help="Whether to put ' before cells of CSV that a spreadsheet would take for a formula.",
+            help="Whether to put ' before CSV cells that a spreadsheet would take for a formula.",
         ),
     ] = True,
     encoder: Encoder = None,

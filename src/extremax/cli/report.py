@@ -25,7 +25,7 @@ def report(
             "--out",
             "-o",
             metavar="PATH",
-            help="A file .html to look at, a file .json for extremax serve --analysis, or a folder for both.",
+            help="An .html page, a .json file for extremax serve --analysis, or a folder for both.",
         ),
     ] = Path(_HTML),
     title: Annotated[str | None, typer.Option(help="Headline.  [default: name of the model folder]")] = None,

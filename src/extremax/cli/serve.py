@@ -20,7 +20,7 @@ def serve(  # noqa: PLR0913 (the parameters are the options)
         list[str],
         typer.Argument(
             metavar="MODEL...",
-            help="Folders of saved models, or NAME=FOLDER; the first one answers where none is named.",
+            help="Folders of saved models, or NAME=FOLDER; the first one answers requests without a name.",
         ),
     ],
     host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 for all.")] = "127.0.0.1",
@@ -29,8 +29,8 @@ def serve(  # noqa: PLR0913 (the parameters are the options)
         list[str] | None,
         typer.Option(
             metavar="NAME",
-            help="Name that a proxy asks this server by, where it listens to this machine alone and has no"
-            " key. May be repeated.",
+            help="Host name that a proxy sends, if the server listens on this machine alone and has no key."
+            " May be repeated.",
         ),
     ] = None,
     api_key_file: Annotated[
@@ -41,15 +41,17 @@ def serve(  # noqa: PLR0913 (the parameters are the options)
         list[str] | None,
         typer.Option(metavar="FILE", help="Analysis for the page of the model, or NAME=FILE."),
     ] = None,
-    search: Annotated[Search, typer.Option(help="Search of requests that name none.")] = Search.exact,
-    max_texts: Annotated[int, typer.Option(min=1, help="Texts of one request.")] = 1024,
-    max_characters: Annotated[int, typer.Option(min=1, help="Characters of one text.")] = 20_000,
-    max_body: Annotated[int, typer.Option(min=1, help="Bytes of the body of a request.")] = 4 << 20,
-    max_seconds: Annotated[float, typer.Option(min=0.1, help="Seconds for one request.")] = 30.0,
-    queue: Annotated[int, typer.Option(min=1, help="Texts that may wait; others get status 503.")] = 8192,
-    batch: Annotated[int, typer.Option(min=1, help="Texts of several requests in one call.")] = 128,
+    search: Annotated[Search, typer.Option(help="Search, unless a request names one.")] = Search.exact,
+    max_texts: Annotated[int, typer.Option(min=1, help="Most texts in one request.")] = 1024,
+    max_characters: Annotated[int, typer.Option(min=1, help="Most characters in one text.")] = 20_000,
+    max_body: Annotated[int, typer.Option(min=1, help="Most bytes in the body of a request.")] = 4 << 20,
+    max_seconds: Annotated[float, typer.Option(min=0.1, help="Most seconds per request.")] = 30.0,
+    queue: Annotated[int, typer.Option(min=1, help="Most texts in the queue; others get status 503.")] = 8192,
+    batch: Annotated[
+        int, typer.Option(min=1, help="Most texts of several requests in one call of the model.")
+    ] = 128,
     reload: Annotated[
-        float, typer.Option(min=0, help="Seconds between looks for a new model; 0 for never.")
+        float, typer.Option(min=0, help="Seconds between checks for a new model; 0 for never.")
     ] = 1.0,
     drift_alpha: Annotated[
         float,

@@ -50,7 +50,7 @@ class TextOptions:
         TextKind | None,
         typer.Option(
             "--features",
-            help="Features of texts; with --encoder, beside the embeddings."
+            help="Features of texts; with --encoder, added to the embeddings."
             "  [default: ngrams, or the encoder alone]",
             rich_help_panel=_TEXTS,
         ),
@@ -58,7 +58,7 @@ class TextOptions:
     encoder: Annotated[
         str | None,
         typer.Option(
-            help="minilm, beside n-grams, or the name of a sentence-transformers model.",
+            help="minilm (with n-grams), or the name of a sentence-transformers model.",
             rich_help_panel=_TEXTS,
         ),
     ] = None
@@ -70,14 +70,14 @@ class TextOptions:
         tuple[int, int] | None,
         typer.Option(
             metavar="MIN MAX",
-            help="Shortest and longest n-gram of characters; 0 0 for none.  [default: 4 4, of names 2 5]",
+            help="Shortest and longest n-gram of characters; 0 0 for none.  [default: 4 4, for names 2 5]",
             rich_help_panel=_TEXTS,
         ),
     ] = None
     hash_bits: Annotated[
         int | None,
         typer.Option(
-            help="Binary logarithm of the number of different n-grams, at most.  [default: 20]",
+            help="Binary logarithm of the largest number of n-grams.  [default: 20]",
             rich_help_panel=_TEXTS,
         ),
     ] = None
@@ -85,7 +85,7 @@ class TextOptions:
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="CSV, TSV or JSON lines of labels and their names and synonyms, to learn from.",
+            help="Names and synonyms of labels to learn from, as CSV, TSV or JSON lines.",
             rich_help_panel=_TEXTS,
         ),
     ] = None

@@ -35,12 +35,14 @@ def update(  # noqa: PLR0913 (the options are the interface)
         list[str] | None,
         typer.Option(
             metavar="OLD=NEW",
-            help="Give OLD the name NEW, perhaps of another class; @FILE has one per line. May be repeated.",
+            help="Rename the class OLD, or merge it into NEW; @FILE has one per line. May be repeated.",
         ),
     ] = None,
     known: Annotated[
         bool,
-        typer.Option("--train-known", help="Let FILE have rows of known classes: train an epoch on all."),
+        typer.Option(
+            "--train-known", help="Allow rows of known classes in FILE, and train an epoch on all rows."
+        ),
     ] = False,
     out: Annotated[
         Path | None, typer.Option(metavar="FOLDER", help="Where to save the result.  [default: MODEL]")
@@ -138,7 +140,7 @@ def _add(clf: Any, path: Path | None, reading: Reading, known: bool, class_texts
     more: dict[str, Any] = {}
     if class_texts is not None:
         if not takes_texts(clf):
-            raise ValueError("this model takes features, not texts, so a class text tells it nothing.")
+            raise ValueError("this model takes features, not texts, so class texts do not apply.")
         old = set(clf.classes_.tolist())
         found = read_texts_of(class_texts, clf.classes_.tolist(), reading.encoding)
         more["class_texts"] = [{name: kind[name] for name in kind if name not in old} for kind in found]
