@@ -84,7 +84,7 @@ def test_comparison_end_to_end(tmp_path: Path, small: Recipe, monkeypatch: pytes
     again = reproduce("gauss", tmp_path / "out", **{**wanted, "methods": ["uniform"]}, n_jobs=1)
     assert list(again.outcomes) == ["adversarial", "uniform"]  # all that the folder holds
     text = found.report.read_text()
-    assert "| uniform neg. sampling | 5 | 1 |" in text  # trials, and epochs of each
+    assert "uniform neg. sampling 5 × 1 epochs" in text
     assert "to the letter" in text
     assert (tmp_path / "out" / "figure.svg").exists()
     assert not list((tmp_path / "out").rglob("model"))

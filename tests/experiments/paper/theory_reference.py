@@ -10,10 +10,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike
 
-from extremax.experiments.paper.theory import _check_negatives, _check_tables
+from extremax.experiments.paper.theory import _check_tables
 from extremax.types import Float64, Int64
 
-_MAX_MATRIX_SIZE = 4096  # scores for which full matrices are formed: 128 MB each
 _DRAWS_PER_BLOCK = 1 << 16
 
 
@@ -36,15 +35,14 @@ def expected_loss(scores: ArrayLike, p_data: ArrayLike, p_noise: ArrayLike) -> t
 
 def optimal_scores(p_data: ArrayLike, p_noise: ArrayLike) -> Float64:
     """Return xi* = log p_D - log p_n, the scores at which `expected_loss` is smallest."""
-    data, noise = _check_tables(p_data, p_noise, positive=True)
+    data, noise = _check_tables(p_data, p_noise)
     scores: Float64 = np.log(data) - np.log(noise)
     return scores
 
 
 def hessian(p_data: ArrayLike, p_noise: ArrayLike) -> Float64:
     """Return the Hessian of `expected_loss` at its minimum, (n C, n C)."""
-    data, noise = _check_tables(p_data, p_noise, positive=True)
-    _check_size(data.size)
+    data, noise = _check_tables(p_data, p_noise)
     xi = optimal_scores(data, noise)
     return np.diag(((data + noise) * _sigmoid(xi) * _sigmoid(-xi)).ravel())
 
@@ -55,9 +53,7 @@ def gradient_covariance(p_data: ArrayLike, p_noise: ArrayLike, *, n_negatives: i
     Positive and negatives of one x are independent: the covariance given x is that of the positive's gradient
     plus that of one negative's divided by `n_negatives`; the means of both enter through the mean given x.
     """
-    data, noise = _check_tables(p_data, p_noise, positive=True)
-    _check_negatives(n_negatives)
-    _check_size(data.size)
+    data, noise = _check_tables(p_data, p_noise)
     n, n_classes = data.shape
     xi, single = optimal_scores(data, noise), np.eye(n_classes)
     second_moment, mean = np.zeros((data.size, data.size)), np.zeros(data.size)
@@ -99,10 +95,7 @@ def simulate_snr(
     seed
         Seed of all draws.
     """
-    data, noise = _check_tables(p_data, p_noise, positive=True)
-    _check_negatives(n_negatives)
-    if n_draws < 2:
-        raise ValueError(f"n_draws is {n_draws}; a covariance needs at least 2.")
+    data, noise = _check_tables(p_data, p_noise)
     n = len(data)
     xi = optimal_scores(data, noise).ravel()
     curvature = (data + noise).ravel() * _sigmoid(xi) * _sigmoid(-xi)
@@ -155,11 +148,6 @@ def _covariance(values: Float64, prob: Float64) -> Float64:
     mean = prob @ values
     result: Float64 = (values.T * prob) @ values - np.outer(mean, mean)
     return result
-
-
-def _check_size(n_scores: int) -> None:
-    if n_scores > _MAX_MATRIX_SIZE:
-        raise ValueError(f"The tables hold {n_scores} scores; at most {_MAX_MATRIX_SIZE} are allowed.")
 
 
 def _sigmoid(z: Float64) -> Float64:

@@ -7,6 +7,7 @@ and 150 without. The tree is extremax's own fit with the paper's 16 components a
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 from collections.abc import Mapping, Sequence
@@ -19,13 +20,15 @@ from extremax.experiments.paper.claims import (
     ANSWERS,
     FIGURES,
     ORDER_OF_MAGNITUDE,
+    UNITS,
     Speed,
     check_claims,
     format_factor,
     read_outcomes,
+    speeds_of,
 )
 from extremax.experiments.paper.plan import describe_needs
-from extremax.experiments.paper.report import UNITS, format_table, speeds_of
+from extremax.experiments.paper.report import format_table
 from extremax.experiments.paper.reproduction import reproduce
 from extremax.experiments.recipe import (
     DataConfig,
@@ -112,32 +115,29 @@ def reproduce_lemmas(
 def summarize(folder: Path) -> None:
     """Write tables, numbers and figure of all finished comparisons in a folder."""
     speeds: dict[tuple[str, int], dict[str, dict[str, Speed]]] = {}
-    rows, verdicts, plain = [], [], []
-    for kind in FEATURES:
-        for size in ALL_SIZES:
-            outcomes = read_outcomes(folder / kind / str(size), FIGURE_1)
-            factors = speeds_of(outcomes)
-            if not factors:
-                continue
-            speeds[kind, size], key = factors, [kind, f"{size:,}"]
-            for name, of_baseline in factors.items():
-                figures = [f"{outcomes[which].mean('accuracy'):.1%}" for which in (PROPOSED, name)]
-                rows.append([*key, outcomes[name].label, *figures, *map(str, of_baseline.values())])
-            answers = [ANSWERS[verdict.held] for verdict in check_claims(outcomes)[: len(FIGURES)]]
-            for unit in ("in samples", "in processor seconds"):
-                for factor in (1.0, ORDER_OF_MAGNITUDE):
-                    answers.append(
-                        ", ".join(n for n, f in factors.items() if f[unit].exceeds(factor)) or "none"
-                    )
-            verdicts.append([*key, *answers])
-            by_seed = {
-                name: {unit: speed.factors.tolist() for unit, speed in of_baseline.items()}
-                for name, of_baseline in factors.items()
-            }
-            figures_of = {name: outcome.as_dict() for name, outcome in outcomes.items()}
-            plain.append({"features": kind, "lemmas": size, "outcomes": figures_of, "factors": by_seed})
+    factors, verdicts, plain = [], [], []
+    for kind, size in itertools.product(FEATURES, ALL_SIZES):
+        outcomes = read_outcomes(folder / kind / str(size), FIGURE_1)
+        of_size, key = speeds_of(outcomes), [kind, f"{size:,}"]
+        if not of_size:
+            continue
+        speeds[kind, size] = of_size
+        for name, by_unit in of_size.items():
+            accuracies = [f"{outcomes[which].mean('accuracy'):.1%}" for which in (PROPOSED, name)]
+            factors.append([*key, outcomes[name].label, *accuracies, *map(str, by_unit.values())])
+        answers = [ANSWERS[verdict.held] for verdict in check_claims(outcomes)[: len(FIGURES)]]
+        for unit, least in itertools.product(list(UNITS)[:2], (1.0, ORDER_OF_MAGNITUDE)):
+            faster = [name for name, by_unit in of_size.items() if by_unit[unit].exceeds(least)]
+            answers.append(", ".join(faster) or "none")
+        verdicts.append([*key, *answers])
+        by_seed = {
+            name: {unit: speed.factors.tolist() for unit, speed in by_unit.items()}
+            for name, by_unit in of_size.items()
+        }
+        figures_of = {name: outcome.as_dict() for name, outcome in outcomes.items()}
+        plain.append({"features": kind, "lemmas": size, "outcomes": figures_of, "factors": by_seed})
     header = ["features", "lemmas", "baseline", "accuracy, proposed", "baseline's", *UNITS]
-    tables = [format_table(header, rows)]
+    tables = [format_table(header, factors)]
     header = ["features", "lemmas", "better final accuracy", "better final log-likelihood"]
     header += ["in samples faster than", "ten times", "in processor seconds faster than", "ten times"]
     tables.append(format_table(header, verdicts))
@@ -154,24 +154,23 @@ def draw(speeds: Mapping[tuple[str, int], Mapping[str, Mapping[str, Speed]]], pa
     sizes = sorted({size for _, size in speeds})
     figure = Figure(figsize=(13, 3.2 * len(kinds) + 0.6), layout="constrained")
     panels: Any = figure.subplots(len(kinds), len(UNITS), sharex=True, sharey=True, squeeze=False)
-    for row, kind in enumerate(kinds):
-        for axes, unit in zip(panels[row], UNITS, strict=True):
-            for name in BASELINES:
-                found = {size: speeds.get((kind, size), {}).get(name, {}).get(unit) for size in sizes}
-                points = [(size, s) for size, s in found.items() if s is not None and 0 < s.mean < math.inf]
-                x, method = [size for size, _ in points], METHODS[name]
-                low, high = [speed.low for _, speed in points], [speed.high for _, speed in points]
-                axes.fill_between(x, low, high, color=method.color, alpha=0.22, linewidth=0)
-                look = {"color": method.color, "marker": method.marker, "label": method.label}
-                axes.plot(x, [speed.mean for _, speed in points], **look)
-            for level in (1.0, ORDER_OF_MAGNITUDE):
-                axes.axhline(level, color="#999999", linewidth=0.8, linestyle="--")
-            axes.set(xscale="log", yscale="log", xlabel="classes", ylabel="times faster")
-            axes.label_outer()
-            axes.set_title(f"{kind} features, {unit}", fontsize=9)
-            axes.yaxis.set_major_formatter(lambda value, _: format_factor(value))
-            axes.set_xticks(sizes, [f"{size:,}" for size in sizes])
-            axes.minorticks_off()
+    for (kind, unit), axes in zip(itertools.product(kinds, UNITS), panels.flat, strict=True):
+        for name in BASELINES:
+            found = [(size, speeds.get((kind, size), {}).get(name, {}).get(unit)) for size in sizes]
+            points = [(size, speed) for size, speed in found if speed and 0 < speed.mean < math.inf]
+            x, look = [size for size, _ in points], METHODS[name]
+            ends = [[end(speed.factors) for _, speed in points] for end in (min, max)]
+            axes.fill_between(x, *ends, color=look.color, alpha=0.22, linewidth=0)
+            y = [speed.mean for _, speed in points]
+            axes.plot(x, y, color=look.color, marker=look.marker, label=look.label)
+        for level in (1.0, ORDER_OF_MAGNITUDE):
+            axes.axhline(level, color="#999999", linewidth=0.8, linestyle="--")
+        axes.set(xscale="log", yscale="log", xlabel="classes", ylabel="times faster")
+        axes.label_outer()
+        axes.set_title(f"{kind} features, {unit}", fontsize=9)
+        axes.yaxis.set_major_formatter(lambda value, _: format_factor(value))
+        axes.set_xticks(sizes, [f"{size:,}" for size in sizes])
+        axes.minorticks_off()
     handles, labels = panels[0][0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside upper center", ncols=3, frameon=False, fontsize=8)
     figure.savefig(path, format="svg", metadata={"Date": None})

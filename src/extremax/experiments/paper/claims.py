@@ -9,12 +9,11 @@ accuracy, seed by seed.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from scipy.special import stdtrit
@@ -52,9 +51,15 @@ PAPER: dict[str, dict[str, float]] = {
 }
 FIGURES = ("accuracy", "log_likelihood")  # in the order of the rows of a file of test rows
 ORDER_OF_MAGNITUDE = 10.0
+# Units of a factor: rows seen, and processor seconds with the tree and without it.
+UNITS: dict[str, dict[str, Any]] = {
+    "in samples": {"clock": "samples"},
+    "in processor seconds": {},
+    "without the tree": {"with_start": False},
+    "at 95% of the accuracy": {"fraction": 0.95},
+}
 ANSWERS = {True: "yes", False: "**no**", None: "cannot be told"}
 _TIMING_ERROR = 0.05  # processor times of the same work differ by as much
-_NORMAL = 1.959964  # 97.5% quantile of the normal distribution
 
 
 @dataclass(frozen=True)
@@ -65,16 +70,11 @@ class RunResult:
     """
 
     points: Sequence[Point]
-    n_test: int
     by_row: Mapping[str, Float64] = field(repr=False)
 
     def final(self, figure: str) -> float:
         """Return a figure of the test rows at the best point of the validation rows."""
         return float(best_point(self.points, figure)[f"test_{figure}"])
-
-    def start(self, clock: str) -> float:
-        """Return the time before the first step: that of the tree."""
-        return float(self.points[0][clock])
 
 
 @dataclass(frozen=True)
@@ -83,6 +83,10 @@ class Outcome:
 
     method: str
     runs: Sequence[RunResult]
+
+    @property
+    def label(self) -> str:
+        return METHODS[self.method].label
 
     def values(self, figure: str) -> Float64:
         """Return the final figure of each seed."""
@@ -98,17 +102,9 @@ class Outcome:
     def describe(self, figure: str) -> str:
         return format_figure(figure, self.mean(figure), self.error(figure))
 
-    @property
-    def label(self) -> str:
-        return METHODS[self.method].label
-
-    def seconds(self) -> float:
-        """Return the processor time of training, mean over seeds."""
-        return float(np.mean([run.points[-1]["cpu_seconds"] for run in self.runs]))
-
-    def start_seconds(self) -> float:
-        """Return the processor time before the first step, mean over seeds."""
-        return float(np.mean([run.start("cpu_seconds") for run in self.runs]))
+    def seconds(self, point: int = -1) -> float:
+        """Return the processor time of training up to a point, mean over seeds; 0 is that of the tree."""
+        return float(np.mean([run.points[point]["cpu_seconds"] for run in self.runs]))
 
     def gain_of_last_doubling(self) -> float:
         """Return the relative gain of validation accuracy from half of the samples to the end."""
@@ -120,7 +116,7 @@ class Outcome:
         for figure in FIGURES:
             out[figure], out[f"{figure}_error"] = self.mean(figure), self.error(figure)
             out[f"{figure}_by_seed"] = self.values(figure).tolist()
-        out |= {"cpu_seconds": self.seconds(), "start_cpu_seconds": self.start_seconds()}
+        out |= {"cpu_seconds": self.seconds(), "start_cpu_seconds": self.seconds(0)}
         out["epochs"] = [run.points[-1]["epoch"] for run in self.runs]
         return out | {"gain_of_last_doubling": self.gain_of_last_doubling()}
 
@@ -146,36 +142,39 @@ def read_result(folder: Path) -> RunResult:
         figure: read_test_rows(folder, points.index(best_point(points, figure)))[row].astype("f8")
         for row, figure in enumerate(FIGURES)
     }
-    summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
-    return RunResult(points, summary["evaluated_rows"]["test"], by_row)
+    return RunResult(points, by_row)
+
+
+# -- speed
 
 
 @dataclass(frozen=True)
-class Verdict:
-    """One claim: whether it holds, None where that cannot be told, its number with its error, and the reason.
+class Speed:
+    """How many times faster the proposed method reaches a baseline's accuracy, by seed; 0 for never."""
 
-    Attributes
-    ----------
-    value, error
-        The number that decides, and its standard error; for a factor, None as error.
-    low, high
-        Range of a factor over seeds.
-    baseline
-        Name of the baseline, in a claim about one.
-    """
+    factors: Float64
 
-    claim: str
-    held: bool | None
-    words: str
-    value: float | None = None
-    error: float | None = None
-    low: float | None = None
-    high: float | None = None
-    baseline: str = ""
+    @property
+    def mean(self) -> float:
+        """Return the geometric mean of the factors; 0 where a seed never reaches the accuracy."""
+        return 0.0 if (self.factors <= 0).any() else float(np.exp(np.log(self.factors).mean()))
+
+    def exceeds(self, factor: float) -> bool | None:
+        """Tell whether the method is so many times faster with all seeds (True) or with none (False).
+
+        Factors that differ by less than the repeatability of a processor's clock count as equal.
+        """
+        if self.factors.min() >= factor * (1.0 + _TIMING_ERROR):
+            return True
+        return False if self.factors.max() < factor * (1.0 - _TIMING_ERROR) else None
 
     def __str__(self) -> str:
-        answer = {True: "holds", False: "does not hold", None: "cannot be told"}[self.held]
-        return f"**{self.claim}**: {answer}. {self.words}"
+        low, high = (format_factor(end) for end in (self.factors.min(), self.factors.max()))
+        if self.factors.max() <= 0:
+            return "never"
+        if self.factors.min() <= 0:
+            return f"never to {high}"
+        return f"{format_factor(self.mean)}" + (f" ({low} to {high})" if len(self.factors) > 1 else "")
 
 
 def format_factor(factor: float) -> str:
@@ -191,55 +190,6 @@ def format_factor(factor: float) -> str:
     rounded = float(f"{factor:.2g}")
     digits = 1 - math.floor(math.log10(rounded)) if rounded > 0 else 1
     return f"{rounded:.{max(digits, 0)}f}"
-
-
-@dataclass(frozen=True)
-class Speed:
-    """How many times faster the proposed method reaches a baseline's accuracy, by seed; 0 for never.
-
-    Attributes
-    ----------
-    target
-        The accuracy, mean over seeds.
-    factors
-        Time of the baseline over time of the proposed method.
-    ours, theirs
-        The times themselves, mean over the seeds that reach it; None where none does.
-    """
-
-    target: float
-    factors: Float64
-    ours: float | None
-    theirs: float
-
-    @property
-    def mean(self) -> float:
-        """Return the geometric mean of the factors; 0 where a seed never reaches the accuracy."""
-        return 0.0 if (self.factors <= 0).any() else float(np.exp(np.log(self.factors).mean()))
-
-    @property
-    def low(self) -> float:
-        return float(self.factors.min())
-
-    @property
-    def high(self) -> float:
-        return float(self.factors.max())
-
-    def exceeds(self, factor: float) -> bool | None:
-        """Tell whether the method is so many times faster with all seeds (True) or with none (False).
-
-        Factors that differ by less than the repeatability of a processor's clock count as equal.
-        """
-        if self.low >= factor * (1.0 + _TIMING_ERROR):
-            return True
-        return False if self.high < factor * (1.0 - _TIMING_ERROR) else None
-
-    def __str__(self) -> str:
-        if self.high <= 0:
-            return "never"
-        if self.low <= 0:
-            return f"never to {format_factor(self.high)}"
-        return f"{format_factor(self.mean)} ({format_factor(self.low)} to {format_factor(self.high)})"
 
 
 def time_to_accuracy(points: Sequence[Point], accuracy: float, clock: str) -> float | None:
@@ -275,48 +225,51 @@ def compare_speed(
 
     Seeds are paired in order. Without the start, the time of the tree is left out on both sides.
     """
-    factors, ours, theirs, targets = [], [], [], []
-    for mine, other in zip(proposed.runs, baseline.runs, strict=False):
-        target = fraction * other.final("accuracy")
-        slow = time_to_accuracy(other.points, target, clock)
-        fast = time_to_accuracy(mine.points, target, clock)
+    factors = []
+    for runs in zip(proposed.runs, baseline.runs, strict=False):
+        target = fraction * runs[1].final("accuracy")
+        fast, slow = (time_to_accuracy(run.points, target, clock) for run in runs)
         assert slow is not None  # it reached its own accuracy
-        if not with_start:
-            slow -= other.start(clock)
-            fast = None if fast is None else fast - mine.start(clock)
-        targets.append(target)
-        theirs.append(slow)
-        if fast is None:
-            factors.append(0.0)
-            continue
-        ours.append(fast)
-        factors.append(slow / fast if fast > 0 else math.inf)
-    mean = float(np.mean(ours)) if ours else None
-    return Speed(float(np.mean(targets)), np.array(factors), mean, float(np.mean(theirs)))
+        if fast is not None and not with_start:
+            fast, slow = fast - runs[0].points[0][clock], slow - runs[1].points[0][clock]
+        factors.append(0.0 if fast is None else slow / fast if fast > 0 else math.inf)
+    return Speed(np.array(factors))
 
 
-def difference(first: Outcome, second: Outcome, figure: str) -> tuple[float, float]:
-    """Return the mean of first minus second, and its standard error.
+def speeds_of(outcomes: Mapping[str, Outcome]) -> dict[str, dict[str, Speed]]:
+    """Return the factors of a comparison by baseline and unit."""
+    if PROPOSED not in outcomes:
+        return {}
+    return {
+        name: {unit: compare_speed(outcomes[PROPOSED], outcomes[name], **how) for unit, how in UNITS.items()}
+        for name in BASELINES
+        if name in outcomes
+    }
 
-    The rows' part is that of the differences row by row, each the mean over seeds; the seeds' part is the
-    spread of each method's means.
+
+# -- differences and their errors
+
+
+class Difference(NamedTuple):
+    """Mean of one outcome minus another, its standard error, and half of its 95% interval."""
+
+    value: float
+    error: float
+    margin: float
+
+
+def compare(first: Outcome, second: Outcome, figure: str) -> Difference:
+    """Return the difference of two methods in a figure.
+
+    The rows' part of the error is that of the differences row by row, each the mean over seeds; the seeds'
+    part is the spread of each method's means. The interval is Student's, with the degrees of freedom of Welch
+    and Satterthwaite: the spread of three seeds is itself known badly, that of thousands of rows well.
     """
-    rows = _row_error([first, second], figure)
-    error = math.sqrt(rows**2 + _seed_error(first, figure) ** 2 + _seed_error(second, figure) ** 2)
-    return first.mean(figure) - second.mean(figure), error
-
-
-def margin(first: Outcome, second: Outcome, figure: str) -> float:
-    """Return the half-width of the 95% interval of the difference.
-
-    Student's t, with the degrees of freedom of Welch and Satterthwaite: the spread of three seeds is itself
-    known badly, that of thousands of rows well.
-    """
-    _, error = difference(first, second, figure)
     by_seed = [(_seed_error(outcome, figure) ** 2, len(outcome.runs) - 1) for outcome in (first, second)]
+    error = math.sqrt(_row_error([first, second], figure) ** 2 + sum(variance for variance, _ in by_seed))
     spread = sum(variance**2 / freedom for variance, freedom in by_seed if freedom > 0)
-    freedom = error**4 / spread if spread > 0 else math.inf
-    return float(stdtrit(freedom, 0.975)) * error if math.isfinite(freedom) else _NORMAL * error
+    quantile = float(stdtrit(error**4 / spread if spread > 0 else math.inf, 0.975))
+    return Difference(first.mean(figure) - second.mean(figure), error, quantile * error)
 
 
 def _row_error(outcomes: Sequence[Outcome], figure: str) -> float:
@@ -329,19 +282,6 @@ def _row_error(outcomes: Sequence[Outcome], figure: str) -> float:
 def _seed_error(outcome: Outcome, figure: str) -> float:
     values = outcome.values(figure)
     return 0.0 if len(values) < 2 else float(values.std(ddof=1) / math.sqrt(len(values)))
-
-
-def check_claims(outcomes: Mapping[str, Outcome]) -> list[Verdict]:
-    """Check the paper's claims on the outcomes of methods, in processor seconds."""
-    verdicts = []
-    baselines = [outcomes[name] for name in BASELINES if name in outcomes]
-    if PROPOSED in outcomes and baselines:
-        verdicts += [_best_final(outcomes[PROPOSED], baselines, figure) for figure in FIGURES]
-        for baseline in baselines:
-            verdicts += _speed_claims(outcomes[PROPOSED], baseline)
-    if "softmax" in outcomes and "uniform" in outcomes:
-        verdicts.append(_softmax(outcomes["softmax"], outcomes["uniform"]))
-    return verdicts
 
 
 def format_figure(figure: str, value: float, error: float, *, signed: bool = False) -> str:
@@ -362,47 +302,68 @@ def format_figure(figure: str, value: float, error: float, *, signed: bool = Fal
     return f"{words} ± {error:.3f}" + (" nats" if signed else "")
 
 
+# -- claims
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """One claim: whether it holds, None where that cannot be told, the number that decides, and the reason.
+
+    The number is a difference or a factor.
+    """
+
+    claim: str
+    held: bool | None
+    words: str
+    value: float
+
+    def __str__(self) -> str:
+        answer = {True: "holds", False: "does not hold", None: "cannot be told"}[self.held]
+        return f"**{self.claim}**: {answer}. {self.words}"
+
+
+def check_claims(outcomes: Mapping[str, Outcome]) -> list[Verdict]:
+    """Check the paper's claims on the outcomes of methods, in processor seconds."""
+    verdicts = []
+    baselines = [outcomes[name] for name in BASELINES if name in outcomes]
+    if PROPOSED in outcomes and baselines:
+        verdicts += [_best_final(outcomes[PROPOSED], baselines, figure) for figure in FIGURES]
+        for baseline in baselines:
+            speed, claim = compare_speed(outcomes[PROPOSED], baseline), f"It is faster than {baseline.label}"
+            words = f"To {baseline.mean('accuracy'):.1%}, in processor seconds: {speed}."
+            claims = {
+                f"{claim}, at that baseline's final accuracy": 1.0,
+                f"{claim} by an order of magnitude": ORDER_OF_MAGNITUDE,
+            }
+            verdicts += [
+                Verdict(one, speed.exceeds(least), words, speed.mean) for one, least in claims.items()
+            ]
+    if "softmax" in outcomes and "uniform" in outcomes:
+        verdicts.append(_softmax(outcomes["softmax"], outcomes["uniform"]))
+    return verdicts
+
+
 def _best_final(proposed: Outcome, baselines: Sequence[Outcome], figure: str) -> Verdict:
     """Compare with every baseline; the verdict tells of the one that decides."""
-    found = [
-        (*difference(proposed, other, figure), margin(proposed, other, figure), other) for other in baselines
-    ]
-    behind = [case for case in found if case[0] < -case[2]]
-    undecided = [case for case in found if abs(case[0]) <= case[2]]
-    value, error, _, deciding = min(behind or undecided or found, key=lambda case: case[0])
+    found = [(compare(proposed, other, figure), other) for other in baselines]
+    behind = [case for case in found if case[0].value < -case[0].margin]
+    undecided = [case for case in found if abs(case[0].value) <= case[0].margin]
+    ahead, deciding = min(behind or undecided or found, key=lambda case: case[0].value)
     words = f"It reached {proposed.describe(figure)}, and {deciding.label}, which decides,"
-    words += f" {deciding.describe(figure)}: {format_figure(figure, value, error, signed=True)}."
+    words += f" {deciding.describe(figure)}: {format_figure(figure, ahead.value, ahead.error, signed=True)}."
     if figure == "log_likelihood":
         words += " (In the paper this held on Wikipedia-500K, not on Amazon-670K.)"
     claim = f"The proposed method reaches a better final {figure.replace('_l', '-l')} than all baselines"
-    return Verdict(claim, False if behind else None if undecided else True, words, value, error)
-
-
-def _speed_claims(proposed: Outcome, baseline: Outcome) -> list[Verdict]:
-    speed = compare_speed(proposed, baseline)
-    if speed.ours is None:
-        words = f"It never reached {speed.target:.1%}, which took the baseline {speed.theirs:.1f} s."
-    else:
-        words = f"To {speed.target:.1%} it took {speed.ours:.1f} s of the processor and the baseline"
-        words += f" {speed.theirs:.1f} s: {speed} times as fast."
-        if n_never := int((speed.factors <= 0).sum()):
-            words += f" With {n_never} of {len(speed.factors)} seeds it never got there."
-    numbers: dict[str, Any] = {"value": speed.mean, "low": speed.low, "high": speed.high}
-    numbers["baseline"] = baseline.method
-    claim = f"It is faster than {baseline.label}"
-    ten = speed.exceeds(ORDER_OF_MAGNITUDE)
-    return [
-        Verdict(f"{claim}, at that baseline's final accuracy", speed.exceeds(1.0), words, **numbers),
-        Verdict(f"{claim} by an order of magnitude", ten, f"The factor is {speed}.", **numbers),
-    ]
+    return Verdict(claim, False if behind else None if undecided else True, words, ahead.value)
 
 
 def _softmax(softmax: Outcome, uniform: Outcome) -> Verdict:
-    value, error = difference(softmax, uniform, "accuracy")
-    paper = PAPER["EURLex-4K"]
+    ahead, paper = compare(softmax, uniform, "accuracy"), PAPER["EURLex-4K"]
     words = f"{softmax.describe('accuracy')} against {uniform.describe('accuracy')}:"
-    words += f" {format_figure('accuracy', value, error, signed=True)}; in the paper, on EURLex-4K,"
+    words += (
+        f" {format_figure('accuracy', ahead.value, ahead.error, signed=True)}; in the paper, on EURLex-4K,"
+    )
     words += f" {paper['softmax']:.1%} against {paper['uniform']:.1%}."
     claim = "Full softmax is more accurate than negative sampling with uniform noise (appendix A.2)"
-    clear = abs(value) > margin(softmax, uniform, "accuracy")
-    return Verdict(claim, value > 0 if clear else None, words, value, error)
+    held = ahead.value > 0 if abs(ahead.value) > ahead.margin else None
+    return Verdict(claim, held, words, ahead.value)

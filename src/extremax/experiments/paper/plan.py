@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -31,8 +32,8 @@ SOURCE = (
     " authors' repository mandt-lab/adversarial-negative-sampling describes"
 )
 # Processor seconds of a weight: of a training row and its negative, and of a class in an exact evaluation.
-_TRAINING, _EVALUATION = 6e-9, 5e-11
-_POINTS = 12  # of a learning curve
+_TRAINING, _EVALUATION = 6e-9, 3e-11
+_POINTS = 12  # of a learning curve without a plateau
 
 
 def describe_needs(
@@ -63,12 +64,15 @@ def describe_needs(
         model = resolve_recipe(recipe)["model"]
         config = resolve(make_classifier(model).solver, problem, n_epochs=model["n_epochs"])
         needs.append(config.make_trainer(Context(0, 1)).memory(problem))
-        epoch, limits = _TRAINING * n_train * n_features, recipe.evaluation
-        looks = _EVALUATION * _POINTS * n_classes * n_features
-        n_runs = n_seeds + (n_finalists - 1 if n_trials else 0)
-        run = (max_seconds or epoch * config.n_epochs) + looks * (limits.valid_rows + limits.test_rows)
-        trial = epoch * (recipe.search.n_epochs or config.n_epochs) + looks / 3 * limits.valid_rows
-        seconds += n_runs * run + n_trials * trial
+        search, limits = recipe.search, recipe.evaluation
+        epoch, look = _TRAINING * n_train * n_features, _EVALUATION * n_classes * n_features
+        n_points = math.log2(config.n_epochs) + 3 if limits.until_plateau else _POINTS
+        run = (max_seconds or epoch * config.n_epochs) + look * n_points * (
+            limits.valid_rows + limits.test_rows
+        )
+        n_points = 2 if limits.until_plateau else _POINTS / 3
+        trial = epoch * (search.n_epochs or config.n_epochs) + look * n_points * limits.valid_rows
+        seconds += (n_seeds + (n_finalists - 1 if n_trials else 0)) * run + n_trials * trial
     memory = {"features": 9 * (n_train + n_other) * n_features, "training": max(needs)}
     rows = f"{n_train:,} training rows, {n_other:,} others, {n_features:,} features, {n_classes:,} classes"
     time = f"{len(recipes)} methods take at most about {seconds / 60:.0f} minutes of processor time"

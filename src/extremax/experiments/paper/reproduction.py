@@ -1,9 +1,9 @@
 """The paper's comparison on one data set: the methods of Figure 1, and softmax of the appendix.
 
-Each method is tuned on validation rows over the paper's grid, with the same number of trials, or runs with
-the recipe of its name (``recipes/DATA/METHOD.toml``) as it is. It then trains with several seeds. The result
-is a folder with the searches, a run per method and seed, the figure in three formats, ``outcomes.json`` and
-``report.md``.
+Each method is tuned on validation rows over the paper's grid and beyond its ends, with the same number of
+trials, or runs with the recipe of its name (``recipes/DATA/METHOD.toml``) as it is. It then trains with
+several seeds. The result is a folder with the searches, a run per method and seed, the figure in three
+formats, ``outcomes.json`` and ``report.md``.
 
 The tree is the paper's (``tree_fit="paper"``). Nothing in its fit is random, so that it is fitted once and
 shared by trials, seeds, and the two methods that use it; its time counts in each of their curves.
@@ -43,15 +43,13 @@ from extremax.experiments.recipe import (
 )
 from extremax.experiments.rows import Log, Rows, load_rows
 from extremax.experiments.runner import FittedNoise, OnPoint, fit_shared_noise, run
-from extremax.experiments.tuning import LEARNING_RATES, Trial, default_space, tune
+from extremax.experiments.tuning import tune
 from extremax.runtime.atomic_files import write_json, write_text
 
 # Multiply-adds of an epoch of full softmax (scores and both gradients) above which it is left out by default:
 # some minutes on two cores.
 SOFTMAX_LIMIT = 2e12
 ALL_METHODS = (*FIGURE_1, "softmax")
-_PAPER_RATES = LEARNING_RATES[:5]  # section 5: 0.0003 to 0.03; the appendix goes on to 10 for softmax
-_PRIOR_VARIANCES = (0.1, 1.0, 10.0, 100.0, 1000.0)  # Table 1 has 0.1, 1 and 10
 _TREE_PARAMETERS = (
     "tree_fit",
     "tree_components",
@@ -100,10 +98,10 @@ def reproduce(  # noqa: PLR0913 (the parameters are the API)
         Some of ``adversarial, uniform, frequency, nce_from_zero, nce, augment_reduce, one_vs_each,
         softmax``; by default all, softmax only where an epoch of it takes minutes at most.
     recipes : mapping of str to Recipe, optional
-        Recipe of each method, with a grid in ``[search]``, instead of that of its name and the paper's grid.
+        Recipe of each method, with a grid in ``[search]``, instead of that of its name.
     n_trials : int
-        Trials of each method on validation rows, over the paper's grid; 0 takes the recipes as they are. A
-        trial has the epochs of ``[search]`` in the recipe.
+        Trials of each method on validation rows, over the recipe's grid or that of `tune`; 0 takes the
+        recipes as they are. A trial has the epochs of ``[search]`` in the recipe.
     n_finalists : int
         Best trials that are run to the end, of which validation rows choose one.
     n_seeds : int
@@ -175,12 +173,10 @@ class _Task:
         return found[best]
 
     def search(self, name: str, recipe: Recipe, n_trials: int) -> list[Recipe]:
-        """Search the recipe's grid, or the paper's, for validation accuracy; return recipes, best first."""
-        space = recipe.search.space or paper_grid(name)
-        search = replace(recipe.search, space=space, score="accuracy")
+        """Search the recipe's grid, or that of `tune`, for accuracy; return recipes, the best first."""
         folder = self.folder / "search" / name
         trials = tune(
-            replace(recipe, search=search),
+            replace(recipe, search=replace(recipe.search, score="accuracy")),
             folder,
             n_trials=n_trials,
             rows=self.rows,
@@ -189,12 +185,8 @@ class _Task:
             log=self.log,
             on_trial=lambda trial: self.log(trial.describe()),
         ).trials
-        figures = {
-            "n_trials": len(trials),
-            "n_epochs": search.n_epochs or resolve(recipe)["model"]["n_epochs"],
-            "score": trials[0].score,
-            "readings": _readings(trials),
-        }
+        n_epochs = recipe.search.n_epochs or resolve(recipe)["model"]["n_epochs"]
+        figures = {"n_trials": len(trials), "n_epochs": n_epochs, "score": trials[0].score}
         write_json(folder / "result.json", figures)
         return [recipe.with_model(**trial.parameters) for trial in trials]
 
@@ -213,56 +205,13 @@ class _Task:
             shape += (model["random_state"],)
         if shape not in self.trees:
             self.trees[shape] = fit_shared_noise(model, self.rows, n_jobs=self.n_jobs)
-            budget = self.max_seconds or recipe.evaluation.max_seconds
-            if warning := warn_of_tree(self.trees[shape].cpu_seconds, budget):
-                self.log(warning)
+            seconds, budget = self.trees[shape].cpu_seconds, self.max_seconds
+            if budget is not None and seconds > _LARGE_SHARE * budget:
+                self.log(
+                    f"warning: the tree takes {seconds:.1f} of the {budget:g} seconds of each run that uses"
+                    " it; give more with --seconds"
+                )
         return self.trees[shape]
-
-
-def warn_of_tree(seconds: float, budget: float | None) -> str:
-    """Return a warning where the tree takes a large part of the time of a run, or nothing.
-
-    Examples
-    --------
-    >>> warn_of_tree(60.0, 100.0)
-    'warning: the tree takes 60.0 of the 100 seconds of each run that uses it; give more with --seconds'
-    >>> warn_of_tree(60.0, 1000.0)
-    ''
-    """
-    if budget is None or seconds <= _LARGE_SHARE * budget:
-        return ""
-    return (
-        f"warning: the tree takes {seconds:.1f} of the {budget:g} seconds of each run that uses it; give more"
-        " with --seconds"
-    )
-
-
-def paper_grid(method: str) -> dict[str, list[Any]]:
-    """Return the grid that the paper tuned a method on, with both readings of Eq. 6 where they differ.
-
-    The paper does not print the range of the prior variances; here it has those of Table 1.
-
-    Examples
-    --------
-    >>> {name: len(values) for name, values in paper_grid("uniform").items()}
-    {'learning_rate': 5, 'score_penalty': 8, 'penalized_scores': 2}
-    >>> paper_grid("softmax")["learning_rate"][-1]
-    10.0
-    """
-    space = default_space(METHODS[method].model)
-    if "prior_variance" in space:
-        space["prior_variance"] = list(_PRIOR_VARIANCES)
-    return space if method == "softmax" else {**space, "learning_rate": list(_PAPER_RATES)}
-
-
-def _readings(trials: Sequence[Trial]) -> dict[str, float]:
-    """Return the best score under each reading of Eq. 6."""
-    out: dict[str, float] = {}
-    for trial in trials:
-        reading = trial.parameters.get("penalized_scores")
-        if reading is not None and trial.score is not None:
-            out[reading] = max(trial.score, out.get(reading, 0.0))
-    return out
 
 
 def recipe_for(data: str, method: str) -> Recipe:

@@ -15,8 +15,7 @@ logistic function,
 *overlap* of the two: 1 if they are equal, 0 if they share no class. Since 1 / eta = N sum_x (C - overlap),
 the best noise has only C / (C - 1) times the SNR of the worst: with many classes, compare overlaps.
 
-With m negatives, each weighted 1/m, the covariance changes and with it the best noise: Theorem 2 is about one
-negative.
+All of this is about one negative: with more, the covariance and the best noise are others.
 
 Tables are (n, n_classes) in float64, one row for every x.
 """
@@ -24,18 +23,18 @@ Tables are (n, n_classes) in float64, one row for every x.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
+from scipy.special import rel_entr
 
 from extremax.types import Float64
 
 _SUM_TOLERANCE = 1e-3  # of float32 tables of ten thousand classes, before they are normalised
 
 
-@dataclass(frozen=True)
-class NoiseFigures:
+class NoiseFigures(NamedTuple):
     """Figures of one noise distribution.
 
     Attributes
@@ -62,7 +61,12 @@ class NoiseFigures:
 def alpha(p_data: ArrayLike, p_noise: ArrayLike) -> Float64:
     """Return the curvature along each score, (n, n_classes).
 
-    It is alpha_{x,y} = p_n(y|x) sigma(xi*_{x,y}) = p_D p_n / (p_D + p_n).
+    Parameters
+    ----------
+    p_data
+        p_D(y|x), (n, n_classes); rows add up to 1.
+    p_noise
+        p_n(y|x), in the same shape, or (n_classes,) for noise that does not depend on x.
 
     Examples
     --------
@@ -70,13 +74,14 @@ def alpha(p_data: ArrayLike, p_noise: ArrayLike) -> Float64:
     [[0.1875, 0.1875]]
     """
     data, noise = _check_tables(p_data, p_noise)
-    return _alpha(data, noise)
+    # the smaller one times the fraction of the larger one in the sum: the product p_D p_n could underflow
+    larger, smaller = np.maximum(data, noise), np.minimum(data, noise)
+    result: Float64 = smaller * np.divide(larger, data + noise, out=np.zeros_like(data), where=larger > 0.0)
+    return result
 
 
 def overlap(p_data: ArrayLike, p_noise: ArrayLike) -> Float64:
     """Return ``2 sum_y alpha_{x,y}`` of each row, (n,).
-
-    It is 1 where the distributions are equal, and 0 where they share no class.
 
     Examples
     --------
@@ -87,20 +92,10 @@ def overlap(p_data: ArrayLike, p_noise: ArrayLike) -> Float64:
     return shared
 
 
-def snr(p_data: ArrayLike, p_noise: ArrayLike, *, n_negatives: int = 1) -> float:
+def snr(p_data: ArrayLike, p_noise: ArrayLike) -> float:
     """Return the signal-to-noise ratio of Eq. 12 through alpha: exact, O(n n_classes).
 
-    Parameters
-    ----------
-    p_data
-        p_D(y|x), (n, n_classes); rows add up to 1.
-    p_noise
-        p_n(y|x), in the same shape, or (n_classes,) for noise that does not depend on x. A class of
-        probability 0 counts as the limit of small probabilities, in which alpha is 0.
-    n_negatives
-        m, negatives drawn for each positive. The paper's formula is that for 1; for more,
-        ``1 / eta = N sum_x [sum_y (sigma(-xi*) + sigma(xi*) / m) - (1 + 1/m) sum_y alpha]``, and all
-        probabilities must be positive.
+    A class of probability 0 counts as the limit of small probabilities, in which alpha is 0.
 
     Examples
     --------
@@ -108,17 +103,8 @@ def snr(p_data: ArrayLike, p_noise: ArrayLike, *, n_negatives: int = 1) -> float
     >>> round(snr(p, p), 6), round(snr(p, [1/3, 1/3, 1/3]), 6)  # at best 1 / (C - 1) for one x
     (0.5, 0.4663)
     """
-    data, noise = _check_tables(p_data, p_noise, positive=_check_negatives(n_negatives) > 1)
-    n, n_classes = data.shape
-    curvature = _alpha(data, noise).sum()
-    if n_negatives == 1:
-        return float(1.0 / (n * (n * n_classes - 2.0 * curvature)))
-    positive_rate = (data / (data + noise)).sum()  # sigma(xi*)
-    spread = n * n_classes - (1.0 - 1.0 / n_negatives) * positive_rate
-    return float(1.0 / (n * (spread - (1.0 + 1.0 / n_negatives) * curvature)))
-
-
-# -- comparisons
+    shared = overlap(p_data, p_noise)
+    return float(1.0 / (len(shared) * (np.shape(p_data)[1] - shared).sum()))
 
 
 def compare_noises(p_data: ArrayLike, noises: Mapping[str, ArrayLike]) -> tuple[NoiseFigures, ...]:
@@ -130,79 +116,30 @@ def compare_noises(p_data: ArrayLike, noises: Mapping[str, ArrayLike]) -> tuple[
     >>> [(row.noise, round(row.overlap, 3)) for row in table]
     [('uniform', 0.855), ('p_D', 1.0)]
     """
-    best = snr(p_data, p_data)
-    rows = []
+    best, rows = snr(p_data, p_data), []
     for name, p_noise in noises.items():
-        value = snr(p_data, p_noise)
-        rows.append(
-            NoiseFigures(
-                name,
-                value,
-                value / best,
-                float(overlap(p_data, p_noise).mean()),
-                _divergence(p_data, p_noise),
-            )
-        )
+        value, shared = snr(p_data, p_noise), overlap(p_data, p_noise)
+        divergence = rel_entr(*_check_tables(p_data, p_noise)).sum(axis=1).mean()
+        rows.append(NoiseFigures(name, value, value / best, float(shared.mean()), float(divergence)))
     return tuple(rows)
 
 
-# -- parts
-
-
-def _alpha(data: Float64, noise: Float64) -> Float64:
-    total = data + noise
-    # the smaller one times the fraction of the larger one in the sum: the product p_D p_n could underflow
-    fraction = np.divide(np.maximum(data, noise), total, out=np.zeros_like(total), where=total > 0.0)
-    result: Float64 = np.minimum(data, noise) * fraction
-    return result
-
-
-def _divergence(p_data: ArrayLike, p_noise: ArrayLike) -> float:
-    data, noise = _check_tables(p_data, p_noise)
-    with np.errstate(divide="ignore"):
-        terms = data * (np.log(np.where(data > 0.0, data, 1.0)) - np.log(np.where(data > 0.0, noise, 1.0)))
-    return max(0.0, float(terms.sum(axis=1).mean()))  # rounding may fall just below zero
-
-
-def _check_negatives(n_negatives: int) -> int:
-    if n_negatives < 1:
-        raise ValueError(f"n_negatives is {n_negatives}; negative sampling needs at least 1.")
-    return n_negatives
-
-
-def _check_tables(
-    p_data: ArrayLike, p_noise: ArrayLike, *, positive: bool = False
-) -> tuple[Float64, Float64]:
+def _check_tables(p_data: ArrayLike, p_noise: ArrayLike) -> tuple[Float64, Float64]:
     """Return both as normalised float64 tables of one shape."""
-    data = np.asarray(p_data, np.float64)
-    if data.ndim != 2 or 0 in data.shape:
+    data, noise = np.asarray(p_data, np.float64), np.asarray(p_noise, np.float64)
+    if data.ndim != 2 or noise.shape not in (data.shape, data.shape[1:]) or data.size == 0:
         raise ValueError(
-            f"p_data has shape {data.shape}; it needs one row of class probabilities for each x."
+            f"p_data has shape {data.shape} and p_noise {noise.shape}; they need one row of class"
+            " probabilities for each x, p_noise that or one row for all."
         )
-    noise = np.asarray(p_noise, np.float64)
-    if noise.shape != data.shape and noise.shape != data.shape[1:]:
-        raise ValueError(
-            f"p_noise has shape {noise.shape}; with p_data of shape {data.shape} it must be that or"
-            f" {data.shape[1:]}."
-        )
-    noise = np.broadcast_to(noise, data.shape)
-    return _normalised("p_data", data, positive), _normalised("p_noise", noise, positive)
-
-
-def _normalised(name: str, table: Float64, positive: bool) -> Float64:
-    if not np.all(table >= 0.0):  # NaN fails as well
-        raise ValueError(
-            f"{name} holds negative or missing values; it needs probabilities. Did you pass logarithms?"
-        )
-    if positive and not np.all(table > 0.0):
-        raise ValueError(
-            f"{name} holds a probability of 0, which leaves a score without a finite optimum. Use theory.snr."
-        )
-    sums = table.sum(axis=1, keepdims=True)
-    wrong = np.flatnonzero(~(np.abs(sums[:, 0] - 1.0) <= _SUM_TOLERANCE))
-    if len(wrong):
-        raise ValueError(
-            f"Row {wrong[0]} of {name} adds up to {sums[wrong[0], 0]:.6g}; class probabilities add up to 1."
-        )
-    result: Float64 = table / sums
-    return result
+    checked = []
+    for name, table in (("p_data", data), ("p_noise", np.broadcast_to(noise, data.shape))):
+        sums = table.sum(axis=1)
+        wrong = np.flatnonzero(~((table >= 0.0).all(axis=1) & (np.abs(sums - 1.0) <= _SUM_TOLERANCE)))
+        if len(wrong):
+            raise ValueError(
+                f"Row {wrong[0]} of {name} is no probability distribution: it adds up to"
+                f" {sums[wrong[0]]:.6g}, its least number is {table[wrong[0]].min():.6g}."
+            )
+        checked.append(table / sums[:, None])
+    return checked[0], checked[1]
