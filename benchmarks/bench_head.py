@@ -25,15 +25,16 @@ words    The next word of titles of `yso-finna`: words that occur twice or more 
 
 Every method has the same encoder and batches, AdamW on the encoder, and an output layer whose biases start at
 log-frequencies. "extremax" is the set-up of the documentation: a FrequencySampler and `make_optimizer`, with
-no other setting. Sampled methods have Adagrad on sparse gradients or AdamW on dense ones; "in-batch" takes
-the targets of the other rows as negatives, corrected by their frequencies. The EmbeddingBag has SparseAdam,
-or in "in-batch, all Adagrad" the Adagrad of the output layer. The adaptive softmax has embeddings of its own.
+no other setting; --power is that of the sampler. Sampled methods have Adagrad on sparse gradients, of the
+EmbeddingBag too, or AdamW on dense ones; "in-batch" takes the targets of the other rows as negatives,
+corrected by their frequencies. All others have AdamW. The adaptive softmax has embeddings of its own.
 
 The rate of the output layer is found on 2,000 validation rows after --search seconds of training with the
 first of --seeds, by log-likelihood, or NDCG@10 where items are ranked: from a start on, rates are doubled and
-halved until the best is between two others. The run with the best rate goes on to --seconds; other seeds
-start with that rate. Figures are of 6,000 test rows, at random like those of validation. Seconds are
-processor time of training, on one thread.
+halved until the best is between two others. The runs with the best rates go on to --seconds, in turns of a
+second, so that other work on the machine slows down all of them alike; other seeds start with these rates.
+Figures are of 6,000 test rows, at random like those of validation. Seconds are processor time of training, on
+one thread.
 """
 
 from __future__ import annotations
@@ -46,8 +47,9 @@ import time
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from functools import lru_cache
+from dataclasses import dataclass, replace
+from functools import lru_cache, partial
+from itertools import chain, count
 from typing import Any
 
 import numpy as np
@@ -70,7 +72,8 @@ N_ITEMS = 50  # of a user, at most
 SPLITS = ("train", "valid", "test")
 ENCODER_RATE = 2e-3
 TIED_SIZE = 0.1  # of the first embeddings
-RATES = {"extremax": 0.08, "AdamW": 0.005}  # where the search begins, by the end of a method's name
+SPARSE_RATE, DENSE_RATE = 0.08, 0.005  # of Adagrad and AdamW: where the search begins
+TURN = 1.0  # seconds
 IGNORED = -100
 
 Batch = tuple[tuple[Tensor, ...], Tensor]  # arguments of the encoder, and classes
@@ -98,6 +101,8 @@ class Task:
         Of the training rows, if rows of a minibatch should be of like length.
     ranked
         Whether the first ten classes count, or the first one.
+    power
+        Of the sampler of "extremax".
     """
 
     name: str
@@ -110,6 +115,7 @@ class Task:
     batch: int = BATCH
     lengths: Tensor | None = None
     ranked: bool = False
+    power: float = 0.75
 
     @property
     def n_classes(self) -> int:
@@ -378,6 +384,8 @@ def planted_task(*, tied: bool = False) -> Task:
 class Dense(nn.Module):
     """A linear layer with an exact softmax; `fused_loss` uses F.linear_cross_entropy."""
 
+    sparse = False
+
     def __init__(self, task: Task, *, fused_loss: bool = False) -> None:
         super().__init__()
         counts = task.counts.clamp(min=0.5)
@@ -436,6 +444,8 @@ class InBatch(Sampled):
 class Adaptive(nn.Module):
     """torch's AdaptiveLogSoftmaxWithLoss, with classes in falling order of their counts."""
 
+    sparse = False
+
     def __init__(self, task: Task) -> None:
         super().__init__()
         n = task.n_classes
@@ -453,9 +463,9 @@ class Adaptive(nn.Module):
 class Ours(nn.Module):
     """The set-up of the documentation."""
 
-    def __init__(self, task: Task, **options: Any) -> None:
+    def __init__(self, task: Task) -> None:
         super().__init__()
-        sampler = FrequencySampler(task.counts, **options)
+        sampler = FrequencySampler(task.counts, task.power)
         self.layer = ExtremeSoftmax(task.width, task.n_classes, sampler=sampler)
 
     @property
@@ -469,26 +479,20 @@ class Ours(nn.Module):
         return self.layer.log_prob(h)
 
 
-def _sampled(n: int, *, by_frequency: bool, sparse: bool) -> Callable[[Task], Any]:
-    return lambda task: Sampled(task, n=n, by_frequency=by_frequency, sparse=sparse)
-
-
 METHODS: dict[str, Callable[[Task], Any]] = {
     "extremax": Ours,
     "in-batch": lambda task: InBatch(task, n=1024, by_frequency=True, sparse=True),
-    "in-batch, all Adagrad": lambda task: InBatch(task, n=1024, by_frequency=True, sparse=True),
-    "frequency 1024": _sampled(1024, by_frequency=True, sparse=True),
-    "frequency 256": _sampled(256, by_frequency=True, sparse=True),
-    "uniform 1024": _sampled(1024, by_frequency=False, sparse=True),
-    "uniform 256": _sampled(256, by_frequency=False, sparse=True),
+    **{
+        f"{name} {n}{'' if sparse else ', AdamW'}": partial(
+            Sampled, n=n, by_frequency=name == "frequency", sparse=sparse
+        )
+        for sparse in (True, False)
+        for name in ("frequency", "uniform")
+        for n in (1024, 256)
+    },
     "full": Dense,
-    "linear_cross_entropy": lambda task: Dense(task, fused_loss=True),
+    "linear_cross_entropy": partial(Dense, fused_loss=True),
     "adaptive": Adaptive,
-    "frequency 1024, AdamW": _sampled(1024, by_frequency=True, sparse=False),
-    "frequency 256, AdamW": _sampled(256, by_frequency=True, sparse=False),
-    "uniform 1024, AdamW": _sampled(1024, by_frequency=False, sparse=False),
-    "uniform 256, AdamW": _sampled(256, by_frequency=False, sparse=False),
-    "full, AdamW": Dense,
 }
 
 
@@ -505,22 +509,24 @@ class Run:
     seed: int = 0
 
     def figures(self, looks: Sequence[tuple[float, str]]) -> Iterator[dict[str, float]]:
-        """Yield figures after some processor seconds on a split, for each of `looks`.
+        """Yield figures after some processor seconds on a split, for each of `looks`; no split, no figures.
 
         Other runs may go on between them: this one has random numbers of its own.
         """
-        task, looks = self.task, list(looks)
+        task = self.task
         torch.manual_seed(self.seed)
         output = METHODS[self.method](task)
         weight = output.weight if task.tied and hasattr(output, "weight") else None
         if weight is not None:
             nn.init.normal_(weight, std=TIED_SIZE)
         encoder = task.make_encoder(weight)
-        optimizers = make_optimizers(encoder, output, self)
-        spent, n_steps = 0.0, 0
+        optimizers = make_optimizers(encoder, output, self.rate)
         generator = torch.Generator().manual_seed(self.seed)
-        while True:
-            for inputs, y in task.batches(generator):
+        batches = chain.from_iterable(task.batches(generator) for _ in count())
+        spent, n_steps = 0.0, 0
+        for limit, split in looks:
+            while spent < limit:
+                inputs, y = next(batches)
                 started = time.process_time()
                 loss = output.loss(encoder(*inputs), y)
                 for optimizer in optimizers:
@@ -529,18 +535,10 @@ class Run:
                 for optimizer in optimizers:
                     optimizer.step()
                 spent, n_steps = spent + time.process_time() - started, n_steps + 1
-                while spent >= looks[0][0]:
-                    found = {
-                        "processor s": spent,
-                        "steps": n_steps,
-                        **self._look(encoder, output, looks[0][1]),
-                    }
-                    looks.pop(0)
-                    state = torch.get_rng_state()
-                    yield found
-                    torch.set_rng_state(state)
-                    if not looks:
-                        return
+            found = self._look(encoder, output, split) if split else {}
+            state = torch.get_rng_state()
+            yield {"processor s": spent, "steps": n_steps, **found}
+            torch.set_rng_state(state)
 
     @torch.no_grad()
     def _look(self, encoder: nn.Module, output: Any, split: str) -> dict[str, float]:
@@ -569,24 +567,20 @@ def _compile_kernels() -> None:
     layer(torch.randn(300, WIDTH), torch.arange(300) % 50).loss.backward()
 
 
-def make_optimizers(encoder: nn.Module, output: Any, run: Run) -> list[torch.optim.Optimizer]:
+def make_optimizers(encoder: nn.Module, output: Any, rate: float) -> list[torch.optim.Optimizer]:
     if isinstance(output, Ours):
         model = nn.ModuleList([encoder, output])
-        return [make_optimizer(model, lr=ENCODER_RATE, row_lr=run.rate)]
-    is_dense = run.method.endswith("AdamW")
-    own = {id(p) for p in output.parameters()}
+        return [make_optimizer(model, lr=ENCODER_RATE, row_lr=rate)]
+    rows = list(output.parameters())
+    own = {id(p) for p in rows}
     for table in (m for m in encoder.modules() if isinstance(m, nn.Embedding) and id(m.weight) in own):
-        table.sparse = isinstance(output, Sampled) and output.sparse
+        table.sparse = output.sparse
     bags = [m.weight for m in encoder.modules() if isinstance(m, nn.EmbeddingBag)]
     others = [p for p in encoder.parameters() if id(p) not in own and all(p is not bag for bag in bags)]
-    optimizers: list[torch.optim.Optimizer] = [torch.optim.AdamW(others, lr=ENCODER_RATE)]
-    rows = list(output.parameters())
-    if run.method.endswith("all Adagrad"):
-        rows += bags
-    elif bags:
-        optimizers.append(torch.optim.SparseAdam(bags, lr=ENCODER_RATE))
-    kind: Any = torch.optim.AdamW if is_dense else torch.optim.Adagrad
-    return [*optimizers, kind(rows, lr=run.rate)]
+    kind: Any = torch.optim.Adagrad if output.sparse else torch.optim.AdamW
+    tables = torch.optim.Adagrad(bags, lr=rate if output.sparse else SPARSE_RATE) if bags else None
+    optimizers = [torch.optim.AdamW(others, lr=ENCODER_RATE), kind(rows, lr=rate), tables]
+    return [optimizer for optimizer in optimizers if optimizer is not None]
 
 
 def find_rate(score: Callable[[float], float], first: float, n_most: int = 9) -> dict[float, float]:
@@ -602,6 +596,30 @@ def find_rate(score: Callable[[float], float], first: float, n_most: int = 9) ->
     return dict(sorted(found.items(), key=lambda item: -item[1]))
 
 
+def find_rate_of(
+    task: Task, method: str, looks: Sequence[tuple[float, str]], *, rate: float | None, seed: int
+) -> tuple[float, Iterator[dict[str, float]]]:
+    """Return the best rate of a method after the first of `looks`, and the run with it."""
+    first = rate
+    if first is None:
+        output = METHODS[method](task)
+        ours = 10.0 / task.width  # the default of make_optimizer
+        first = ours if isinstance(output, Ours) else SPARSE_RATE if output.sparse else DENSE_RATE
+    search, begun = looks[0][0], {}
+    if search == 0.0:
+        return first, Run(task, method, first, seed).figures(looks[1:])
+
+    def score(tried: float) -> float:
+        begun[tried] = Run(task, method, tried, seed).figures(looks)
+        figures = next(begun[tried])
+        case = f"{task.name}, {method}, validation after {search:g} s, rate {tried:g}"
+        write_rows(NAME, [{"case": case, **figures}])
+        return figures["NDCG@10" if task.ranked else "log-likelihood"]
+
+    best = next(iter(find_rate(score, first)))
+    return best, begun[best]
+
+
 def compare(
     task: Task,
     methods: Sequence[str],
@@ -613,29 +631,20 @@ def compare(
 ) -> None:
     """Find the rate of each method on validation rows, and write its figures on test rows."""
     _compile_kernels()
-    tests = [(limit, "test") for limit in seconds]
-    criterion = "NDCG@10" if task.ranked else "log-likelihood"
-    for method in methods:
-        first = rate or RATES.get(method.rpartition(", ")[2], 0.08)
-        first = 10.0 / task.width if rate is None and method == "extremax" else first
-        begun: dict[float, Iterator[dict[str, float]]] = {}
-        valid: dict[float, dict[str, float]] = {}
-
-        def score(tried: float, method: str = method, begun: Any = begun, valid: Any = valid) -> float:
-            begun[tried] = Run(task, method, tried, seeds[0]).figures([(search, "valid"), *tests])
-            valid[tried] = next(begun[tried])
-            return valid[tried][criterion]
-
-        found = find_rate(score, first) if search > 0.0 else {first: 0.0}
-        best = next(iter(found))
-        for tried, figures in valid.items():
-            case = f"{task.name}, {method}, validation after {search:g} s, rate {tried:g}"
-            write_rows(NAME, [{"case": case, **figures}])
-        for seed in seeds:
-            run = begun[best] if seed == seeds[0] and begun else Run(task, method, best, seed).figures(tests)
-            for limit, figures in zip(seconds, run, strict=True):
-                case = f"{task.name}, {method}, {limit:g} s, seed {seed}"
-                write_rows(NAME, [{"case": case, "rate": best, "rates tried": len(found), **figures}])
+    turns = [(limit, "") for limit in np.arange(search + TURN, max(seconds), TURN) if limit not in seconds]
+    looks = [(search, "valid"), *sorted([*turns, *((limit, "test") for limit in seconds)])]
+    begun = {method: find_rate_of(task, method, looks, rate=rate, seed=seeds[0]) for method in methods}
+    for seed in seeds:
+        runs = {
+            method: training if seed == seeds[0] else Run(task, method, best, seed).figures(looks[1:])
+            for method, (best, training) in begun.items()
+        }
+        for limit, split in looks[1:]:
+            for method, run in runs.items():
+                figures = next(run)
+                if split:
+                    case = f"{task.name}, {method}, {limit:g} s, seed {seed}"
+                    write_rows(NAME, [{"case": case, "rate": begun[method][0], **figures}])
 
 
 def time_many_classes(n_classes: int, n_steps: int) -> None:
@@ -682,6 +691,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=list(METHODS))
     parser.add_argument("--seconds", nargs="+", type=float, default=[20.0, 40.0])
     parser.add_argument("--rate", type=float, help="where the search begins")
+    parser.add_argument("--power", type=float, default=0.75, help="of the sampler of extremax")
     parser.add_argument("--search", type=float, default=20.0, help="seconds of each rate; 0: no search")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0])
     parser.add_argument("--classes", type=int, default=1_000_000, help="of the step that is timed; 0: none")
@@ -692,8 +702,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     print(machine(), f"torch {torch.__version__}")
     with one_torch_thread():
         for name in args.data:
-            task, options = TASKS[name](), {"search": args.search, "seeds": args.seeds}
-            compare(task, args.methods, args.seconds, rate=args.rate, **options)
+            task = replace(TASKS[name](), power=args.power)
+            compare(task, args.methods, args.seconds, rate=args.rate, search=args.search, seeds=args.seeds)
         if args.classes:
             time_many_classes(args.classes, 2 if args.tiny else 30)
     if args.classes and torch.get_num_threads() > 1:
