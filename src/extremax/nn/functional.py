@@ -140,10 +140,10 @@ def sampled_softmax_loss(  # noqa: PLR0913 (as in torch.nn.functional)
     return losses.sum() / total if reduction == "mean" else losses.sum()
 
 
-def shared_rows(n: int, draw: Draw) -> Tensor | slice:
+def shared_rows(n: int, draw: Draw) -> Tensor:
     """Return which of n rows give their targets to the others."""
-    most = max(_MOST_TARGETS, len(draw.classes))
-    return slice(None) if n <= most else torch.arange(most, device=draw.classes.device) * n // most
+    most = min(n, max(_MOST_TARGETS, len(draw.classes)))
+    return torch.arange(most, device=draw.classes.device) * n // most
 
 
 def batch_sample(sampler: Any, y: Tensor, kept: Tensor, n_sequences: int, draw: Draw) -> BatchSample | None:
@@ -182,14 +182,12 @@ def sampled_terms(
     sparse = sparse and not torch.compiler.is_compiling()  # inductor has no sparse tensors
     both = torch.cat([y, draw.classes])
     table = F.embedding(both, weight, sparse=sparse)
-    own = (h * table[:n]).sum(dim=1, dtype=_float(table.dtype))
+    own = (h * table[:n]).sum(dim=1, dtype=torch.promote_types(table.dtype, torch.float32))
     biases = table.new_zeros(len(both)) if bias is None else torch.gather(bias, 0, both, sparse_grad=sparse)
     biases = biases.to(own.dtype)
     own = own + biases[:n]
     factors = _log_factors(y[shared], here[shared], draw, batch).to(own.dtype)
-    columns, classes = table, both
-    if not isinstance(shared, slice):
-        columns, biases, classes = (torch.cat([x[:n][shared], x[n:]]) for x in (table, biases, both))
+    columns, biases, classes = (torch.cat([x[:n][shared], x[n:]]) for x in (table, biases, both))
     # The score of a row's own target is known for certain: it enters once, beside the columns.
     masked_y = torch.where(here, y, -1)
     own_column = torch.where(here, own, -math.inf)
@@ -229,10 +227,7 @@ def check_shapes(hidden: Tensor, weight: Tensor, target: Tensor | None = None) -
             f"hidden has shape {tuple(hidden.shape)}; its last dimension must be {weight.shape[-1]}."
         )
     if target is not None and target.shape != hidden.shape[:-1]:
-        raise ValueError(
-            f"target has shape {tuple(target.shape)}; hidden of shape {tuple(hidden.shape)} needs"
-            f" {tuple(hidden.shape[:-1])}."
-        )
+        raise ValueError(f"target has shape {tuple(target.shape)}; hidden needs {tuple(hidden.shape[:-1])}.")
     if target is not None and (target.is_floating_point() or target.dtype == torch.bool):
         raise TypeError(f"target has type {target.dtype}; it needs integer classes.")
 
@@ -250,7 +245,3 @@ def _log_factors(targets: Tensor, here: Tensor, draw: Draw, batch: BatchSample |
     places = torch.searchsorted(ordered, draw.classes)
     is_target = F.pad(ordered, (0, 1), value=torch.iinfo(ordered.dtype).max)[places] == draw.classes
     return torch.cat([is_first.to(drawn.dtype), torch.where(is_target, 0.0, drawn)]).log()
-
-
-def _float(dtype: torch.dtype) -> torch.dtype:
-    return torch.promote_types(dtype, torch.float32)

@@ -22,28 +22,24 @@ def masked_log_sum(
 ) -> Tensor:
     """Return log(exp(own_i) + sum over j of exp(h_i.columns_j + shift_j)), (n,).
 
-    Columns of the class y_i do not count, nor do those from ``left_out[i, 0]`` to ``left_out[i, 1]`` - 1. The
-    only numbers that are kept for the backward pass beside the arguments are the ratios (n, K) of the
-    summands to the sum.
+    Columns of the class y_i do not count, nor do those from ``left_out[i, 0]`` to ``left_out[i, 1]`` - 1.
     """
-    if torch._C._are_functorch_transforms_active():  # torch.func derives plain torch alone
-        return _compose(h, columns, shift, own, classes, y, left_out)
-    out: Tensor = _MaskedLogSum.apply(h, columns, shift, own, classes, y, left_out)  # type: ignore[no-untyped-call]
+    inputs = h, columns, shift, own, classes, y, left_out
+    in_float32 = all(x.dtype == torch.float32 and x.device.type == "cpu" for x in inputs[:4])
+    if not in_float32 or torch.is_autocast_enabled("cpu") or torch._C._are_functorch_transforms_active():
+        return _compose(*inputs)
+    out: Tensor = _MaskedLogSum.apply(*inputs)  # type: ignore[no-untyped-call]
     return out
 
 
 class _MaskedLogSum(torch.autograd.Function):
+    """Keeps the ratios (n, K) of the summands to the sum for the backward pass, and nothing else."""
+
     @staticmethod
     def forward(ctx: Any, *inputs: Tensor) -> Tensor:
-        h, columns, shift, own, *mask = inputs
-        scores = h @ columns.mT
-        ctx.product_dtype = scores.dtype
-        log_sum: Tensor
-        if scores.device.type == "cpu" and scores.dtype == own.dtype == torch.float32:
-            log_sum = softmax_in_place(scores, shift, own, *mask)
-            ratios = scores
-        else:
-            ratios, log_sum = _softmax(scores.to(own.dtype), shift, own, *mask)
+        h, columns, *others = inputs
+        ratios = h @ columns.mT
+        log_sum: Tensor = softmax_in_place(ratios, *others)
         ctx.save_for_backward(*inputs, ratios, log_sum)
         return log_sum
 
@@ -58,11 +54,9 @@ class _MaskedLogSum(torch.autograd.Function):
             wanted = [x for x, is_wanted in zip(tables, ctx.needs_input_grad, strict=False) if is_wanted]
             found = iter(torch.autograd.grad(_compose(*tables, *mask), wanted, grad, create_graph=True))
             return (*(next(found) if is_wanted else None for is_wanted in ctx.needs_input_grad),)
-        dtype, by_row = ctx.product_dtype, grad.unsqueeze(1)
-        products = ratios.to(dtype)
-        grad_h = (products @ columns.to(dtype)).to(h.dtype) * by_row.to(h.dtype)
-        grad_columns = (products.mT @ (h * by_row).to(dtype)).to(columns.dtype)
-        return grad_h, grad_columns, ratios.mT @ grad, (own - log_sum).exp() * grad, None, None, None
+        by_row, own_share = grad.unsqueeze(1), (own - log_sum).exp()
+        grad_columns = ratios.mT @ (h * by_row)
+        return (ratios @ columns) * by_row, grad_columns, ratios.mT @ grad, own_share * grad, None, None, None
 
 
 def is_left_out(classes: Tensor, y: Tensor, left_out: Tensor) -> Tensor:
@@ -75,13 +69,6 @@ def is_left_out(classes: Tensor, y: Tensor, left_out: Tensor) -> Tensor:
 def _compose(h: Tensor, columns: Tensor, shift: Tensor, own: Tensor, *mask: Tensor) -> Tensor:
     scores = ((h @ columns.mT).to(own.dtype) + shift).masked_fill(is_left_out(*mask), -math.inf)
     return torch.logsumexp(torch.cat([own.unsqueeze(1), scores], dim=1), dim=1)
-
-
-def _softmax(scores: Tensor, shift: Tensor, own: Tensor, *mask: Tensor) -> tuple[Tensor, Tensor]:
-    scores = (scores + shift).masked_fill_(is_left_out(*mask), -math.inf)
-    log_sum = torch.logaddexp(torch.logsumexp(scores, dim=1), own)
-    least = torch.finfo(log_sum.dtype).min  # where a row has no summand at all
-    return scores.sub_(log_sum.clamp(min=least).unsqueeze(1)).exp_(), log_sum
 
 
 @torch.library.custom_op("extremax::softmax_in_place", mutates_args=("scores",))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -175,18 +176,16 @@ class ExtremeSoftmax(nn.Module):
 
     def _best(self, h: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
         """Return the best scores, their classes, and the logarithms of the sums (n, 1)."""
-        found = []
-        for rows in self._blocks(h):
-            scores = self._scores(rows)
-            best = scores.topk(min(k, scores.shape[1]))
-            found.append((*best, scores.logsumexp(dim=1, keepdim=True)))
-        values, indices, log_sums = (torch.cat(parts) for parts in zip(*found, strict=True))
+        k = min(k, len(self.weight))
+        values, indices, log_sums = self._in_blocks(
+            lambda scores: (*scores.topk(k), scores.logsumexp(dim=1, keepdim=True)), h
+        )
         return values, indices, log_sums
 
     def _warn_of_dense_gradients(self) -> None:
-        if self.sparse or not self.training or self.out_features < _MANY_CLASSES:
-            return
-        if self.weight.requires_grad and not (self._warned or torch.compiler.is_compiling()):
+        is_dense = self.training and self.weight.requires_grad and not self.sparse
+        told = self._warned or self.out_features < _MANY_CLASSES or torch.compiler.is_compiling()
+        if is_dense and not told:
             self._warned = True
             warnings.warn(
                 f"Dense gradients of {self.out_features} classes take far longer than the loss: create the"
@@ -196,21 +195,22 @@ class ExtremeSoftmax(nn.Module):
             )
 
     def _exact_terms(self, h: Tensor, y: Tensor, here: Tensor) -> Terms:
-        log_sums, own = [], []
-        for rows, labels in zip(self._blocks(h), self._blocks(y), strict=True):
-            scores = self._scores(rows)
-            log_sums.append(scores.logsumexp(dim=1))
-            own.append(scores.gather(1, labels.unsqueeze(1)).squeeze(1))
-        return Terms(torch.cat(log_sums), torch.where(here, torch.cat(own), 0.0), None)
+        log_sums, own = self._in_blocks(
+            lambda scores, y: (scores.logsumexp(1), scores.gather(1, y)), h, y[:, None]
+        )
+        return Terms(log_sums, torch.where(here, own.squeeze(1), 0.0), None)
+
+    def _in_blocks(self, f: Callable[..., tuple[Tensor, ...]], h: Tensor, *others: Tensor) -> list[Tensor]:
+        """Return what f makes of the scores of all classes, and of others, a block of rows at a time."""
+        size = max(1, _BLOCK_SCORES // self.out_features)
+        blocks = zip(*(torch.split(x, size) for x in (h, *others)), strict=True)
+        found = [f(self._scores(rows), *rest) for rows, *rest in blocks]
+        return [torch.cat(parts) for parts in zip(*found, strict=True)]
 
     def _scores(self, h: Tensor) -> Tensor:
         """Return the scores of all classes, in float32 at least."""
         scores = F.linear(h, self.weight.to(h.dtype), None if self.bias is None else self.bias.to(h.dtype))
         return scores.to(torch.promote_types(scores.dtype, torch.float32))
-
-    def _blocks(self, rows: Tensor) -> tuple[Tensor, ...]:
-        blocks = rows.split(max(1, _BLOCK_SCORES // self.out_features))  # type: ignore[no-untyped-call]
-        return tuple(blocks)
 
     def log_prob(self, hidden: Tensor) -> Tensor:
         """Return the log-probabilities of all classes, (..., n_classes)."""

@@ -53,8 +53,7 @@ class _RowOptimizer(torch.optim.Optimizer):
         for number, p in enumerate(self._params()):
             shard, known = getattr(p, "shard", None), state["state"].get(number)
             if shard is not None and known is not None:
-                whole = {name: shard.share(value) for name, value in known.items() if _by_row(value, p)}
-                state["state"][number] = {**known, **whole}
+                state["state"][number] = {**known, "sum": shard.share(known["sum"])}
         return state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -76,10 +75,6 @@ class _RowOptimizer(torch.optim.Optimizer):
 
     def _params(self) -> list[Tensor]:
         return [p for group in self.param_groups for p in group["params"]]
-
-
-def _by_row(value: Any, p: Tensor) -> bool:
-    return isinstance(value, Tensor) and value.ndim > 0 and len(value) == len(p)
 
 
 class RowAdagrad(_RowOptimizer):
@@ -124,50 +119,38 @@ class RowAdagrad(_RowOptimizer):
         if not state:
             _start(state, p, whiten=group["whiten"])
         if len(state["sum"]) != len(p):  # the layer was resized
-            new = max(0, len(p) - len(state["sum"]))
-            state["sum"] = torch.nn.functional.pad(state["sum"][: len(p)], (0, new))
-        rows = None
-        if grad.is_sparse:
-            grad = grad.coalesce()
-            rows, grad = grad.indices()[0], grad.values()
+            state["sum"] = nn.functional.pad(state["sum"], (0, len(p) - len(state["sum"])))
+        grad = grad.coalesce() if grad.is_sparse else grad
+        rows = grad.indices()[0] if grad.is_sparse else torch.arange(len(p), device=p.device)
+        grad = values_of(grad)
         g = grad.to(state["sum"].dtype).reshape(len(grad), math.prod(p.shape[1:]))
         g = torch.where(g.sum().isfinite(), g, 0.0)  # a loss that overflowed must not end up in the state
         state["step"] += 1
         shard = getattr(p, "shard", None)
-        add = _same if shard is None else shard.sum  # over the ranks that have the other rows
+        add = (lambda x: x) if shard is None else shard.sum  # over the ranks that have the other rows
         if "moments" in state:
             g = _whiten(g, state, add)
         squares = g.square().mean(dim=1)
         square_sum, fourth_sum = add(torch.stack([squares.sum(), squares.square().sum()]))
         unit = fourth_sum / square_sum.clamp(min=_TINY)
         state["unit"].lerp_(unit, max(1.0 / state["step"], 1.0 - _MEMORY))
-        sums = squares + (state["sum"] if rows is None else state["sum"][rows])
+        sums = squares + state["sum"][rows]
         g.mul_((sums + _FIRST_SUM * state["unit"]).clamp_(min=_TINY).rsqrt_().unsqueeze(1))
         g = g.reshape(grad.shape).mul_(-group["lr"]).to(p.dtype)
-        if rows is None:
-            state["sum"].copy_(sums)
-            p.add_(g)
-        else:
-            state["sum"].index_copy_(0, rows, sums)
-            p.index_add_(0, rows, g)
+        state["sum"].index_copy_(0, rows, sums)
+        p.index_add_(0, rows, g)
 
 
 def _start(state: dict[str, Any], p: Tensor, *, whiten: bool) -> None:
-    dtype = torch.promote_types(p.dtype, torch.float32)
-    state["step"] = 0
-    state["sum"] = torch.zeros(len(p), dtype=dtype, device=p.device)
-    state["unit"] = torch.zeros((), dtype=dtype, device=p.device)
+    shapes: dict[str, tuple[int, ...]] = {"sum": (len(p),), "unit": ()}
     width = math.prod(p.shape[1:])
     if whiten and p.ndim == 2 and width > 1:
         block = max(k for k in range(1, min(width, _BLOCK) + 1) if width % k == 0)
-        shape = (width // block, block, block)
-        state["moments"] = torch.zeros(shape, dtype=dtype, device=p.device)
-        state["directions"] = torch.zeros(shape, dtype=dtype, device=p.device)
-        state["n_rows"] = torch.zeros((), dtype=dtype, device=p.device)
-
-
-def _same(x: Tensor) -> Tensor:
-    return x
+        square = (width // block, block, block)
+        shapes |= {"moments": square, "directions": square, "n_rows": ()}
+    dtype = torch.promote_types(p.dtype, torch.float32)
+    zeros = {name: torch.zeros(shape, dtype=dtype, device=p.device) for name, shape in shapes.items()}
+    state.update(step=0, **zeros)
 
 
 def _whiten(g: Tensor, state: dict[str, Any], add: Callable[[Tensor], Tensor]) -> Tensor:
@@ -176,9 +159,10 @@ def _whiten(g: Tensor, state: dict[str, Any], add: Callable[[Tensor], Tensor]) -
     n_blocks, block, _ = moments.shape
     parts = g.view(len(g), n_blocks, block).transpose(0, 1)
     squares = g.square().sum(dim=1)
-    local = torch.cat([(parts.mT @ parts).flatten(), squares.sum()[None], squares.square().sum()[None]])
-    sums = add(local)
-    square_sum, fourth_sum = sums[-2], sums[-1]
+    sums = add(
+        torch.cat([(parts.mT @ parts).flatten(), torch.stack([squares.sum(), squares.square().sum()])])
+    )
+    square_sum, fourth_sum = sums[-2:]
     moments.mul_(_MEMORY).add_(sums[:-2].view_as(moments))
     # As many rows of one size would have the same two sums.
     state["n_rows"].mul_(_MEMORY).add_(square_sum.square() / fourth_sum.clamp(min=_TINY))

@@ -99,9 +99,8 @@ class FrequencySampler(nn.Module):
         ends = (_inclusion_probabilities(weights, self.n_sampled)[order].cumsum(0) * _UNIT).round().long()
         ends[-1] = self.n_sampled * _UNIT
         # Made again from the training data rather than stored: the state of a layer is that of a Linear.
-        self.register_buffer("ends", ends.to(device), persistent=False)
-        self.register_buffer("order", order.int().to(device), persistent=False)
-        self.register_buffer("counts", counts.float().to(device), persistent=False)
+        for name, table in {"ends": ends, "order": order.int(), "counts": counts.float()}.items():
+            self.register_buffer(name, table.to(device), persistent=False)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> FrequencySampler:
         """Move to another device, and nothing else.

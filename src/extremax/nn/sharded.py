@@ -53,11 +53,10 @@ class Shard:
             group = group.get_group()
         self.group = cast("dist.ProcessGroup", dist.group.WORLD if group is None else group)
         self.size, self.rank = dist.get_world_size(self.group), dist.get_rank(self.group)
-        n_all = dist.get_world_size()
-        if self.size != n_all:
+        if self.size != dist.get_world_size():
             raise ValueError(
-                f"group has {self.size} of {n_all} ranks: the others would hold copies of its classes, which"
-                " drift apart. Split the classes over all ranks."
+                f"group has {self.size} of {dist.get_world_size()} ranks: the others would hold copies of its"
+                " classes, which drift apart. Split the classes over all ranks."
             )
         width = -(-n_rows // self.size)
         if (self.size - 1) * width >= n_rows:
