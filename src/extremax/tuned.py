@@ -303,11 +303,7 @@ class SearchConfig:
     scratch_bytes: int = 256 << 20  # working memory of one call on up to eight threads
     max_result_bytes: int = 2 << 30  # largest (n_samples, n_classes) array that is returned
     block_rows: int = 1024  # rows per matrix product: more do not make it faster
-    tile_depth: int = 10  # levels of a subtree that is one tile: 1,024 leaves
-    min_tile_depth: int = 8  # levels; a small tree is cut into shallower tiles, so that all threads have some
     tile_scores: int = 2 << 20  # scores per tile, 8 MB: the tiles of all threads stay in the last-level cache
-    noise_rows: int = 256  # rows whose log p_n is computed and used together
-    small_weights: int = 1 << 22  # weights; so few are copied into the order of the leaves for any rows
     small_work: int = 1 << 24  # multiplications; below, BLAS uses one thread anyway
     table_block_scores: int = 4 << 20  # scores whose softmax is computed together
     tree_beam_width: int = 64  # nodes per level of the label tree

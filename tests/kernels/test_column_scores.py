@@ -119,7 +119,7 @@ def test_rows_by_columns_equal_tiles(slope):
     state = topk.empty_states(1, N_ROWS, k, targets)
     scaling = topk.Scaling(np.float32(1.0), np.float32(tempering[0]))
     columns = topk.Columns(np.arange(1100, dtype=np.int32), case.biases, 0)
-    noise = topk.LogNoise(np.zeros((1, 1100), np.float32), 0, 0, 0)
+    noise = topk.LogNoise(np.zeros((1, 1100), np.float32), 0, 0)
     group = state._replace(
         heap_scores=state.heap_scores[0],
         heap_labels=state.heap_labels[0],
@@ -127,7 +127,7 @@ def test_rows_by_columns_equal_tiles(slope):
         mass=state.mass[0],
     )
     strip = np.empty(topk.STRIP, np.float32)
-    topk.scan_tile(products, columns, noise, scaling, 0, N_ROWS, group, strip)
+    topk.scan_tile(products, columns, noise, scaling, group, strip)
     expected = ScanResult.empty(N_ROWS, k, scaling.inverse_temperature)
     if slope:
         topk.temper_groups(state, tempering, expected.inverse_temperature)

@@ -44,10 +44,9 @@ def scan(
         state = states._replace(
             **{f: getattr(states, f)[group] for f in ("heap_scores", "heap_labels", "peak", "mass")}
         )
-        for first in range(0, n, 2):
-            noise = topk.LogNoise(log_noise[row_step * first :], first, row_step, start)
-            tile = np.ascontiguousarray(products[:, start:stop])
-            topk.scan_tile(tile, columns, noise, scaling, first, min(first + 2, n), state, strip)
+        noise = topk.LogNoise(log_noise, row_step, start)
+        tile = np.ascontiguousarray(products[:, start:stop])
+        topk.scan_tile(tile, columns, noise, scaling, state, strip)
         start, tile_number = stop, tile_number + 1
     log_prob, target_log_prob = np.empty((n, k), np.float32), np.empty(n, np.float32)
     labels = np.empty((n, k), np.int32)
@@ -188,3 +187,12 @@ def test_choose_candidates_matches_reference(k):
     best = np.where(np.isneginf(reference.values_at(full, best)), -1, best)
     np.testing.assert_array_equal(labels, best)
     np.testing.assert_allclose(log_prob, reference.values_at(expected, best), atol=1e-6)  # float32 rounding
+
+
+@pytest.mark.reference
+def test_short_exponential_matches_reference():
+    x = np.linspace(-86.0, 0.0, 3001, dtype=np.float32)
+    got = np.array([topk.exp_nonpositive(v) for v in x], np.float64)
+    # at -86 the reduced argument has lost four bits
+    np.testing.assert_allclose(got, np.exp(x.astype(np.float64)), rtol=1e-5)
+    np.testing.assert_allclose(got[x > -10.0], np.exp(x[x > -10.0].astype(np.float64)), rtol=1e-6)

@@ -11,14 +11,13 @@ from scipy import sparse
 
 import reference
 from coverings import pairwise
-from extremax.kernels.tree_tiles import cut_tree
 from extremax.scores import ExactSearch, Scorer, TreeBeamSearch
 from extremax.scores.dense import DenseWeights
 from extremax.storage.state import restore
 from extremax.tree import LabelTree
 from extremax.tree.noise import TreeNoise
 from extremax.tuned import SearchConfig
-from scorers import assert_same_ranking, debiased_scores, evaluate, log_likelihood, make_problem, mirrored
+from scorers import assert_same_ranking, debiased_scores, evaluate, log_likelihood, make_problem
 
 NOISES = ["none", "frequency", "tree", "mixture"]
 
@@ -41,37 +40,24 @@ def test_exact_topk_matches_reference(problem, which, k, form):
     assert_same_ranking(labels, log_prob, reference.log_softmax(problem.table(noise), 1.3))
 
 
-# small_weights: tiles by classes, by subtrees
-@pairwise(scratch_bytes=[1, 30_000, 1 << 20], tile_scores=[1, 4000, 1 << 22], small_weights=[0, 1 << 22])
-def test_exact_topk_in_blocks_and_tiles_invariant(scratch_bytes, tile_scores, small_weights):
+@pairwise(scratch_bytes=[1, 30_000, 1 << 20], tile_scores=[1, 4000, 1 << 22])
+def test_exact_topk_in_blocks_and_tiles_invariant(scratch_bytes, tile_scores):
     p = make_problem(n=37, n_classes=1000)
-    config = SearchConfig(scratch_bytes=scratch_bytes, tile_scores=tile_scores, small_weights=small_weights)
+    config = SearchConfig(scratch_bytes=scratch_bytes, tile_scores=tile_scores)
     noise = TreeNoise(p.tree)
     labels, log_prob = ExactSearch(config).topk(p.scorer(noise), p.X, 5)
     assert_same_ranking(labels, log_prob, reference.log_softmax(p.table(noise)))
 
 
 @pytest.mark.parametrize("n_classes", [2, 3, 65, 100, 129, 1000])
-@pytest.mark.parametrize("depth", [1, 3, 6])
-def test_exact_topk_subtree_by_subtree_matches_reference(n_classes, depth):
+def test_exact_topk_of_any_number_of_classes_matches_reference(n_classes):
     p = make_problem(n=40, n_classes=n_classes)
-    config = SearchConfig(tile_depth=depth, min_tile_depth=depth, noise_rows=16)
     noise, k = TreeNoise(p.tree), min(5, n_classes)
     expected = reference.log_softmax(p.table(noise))
     for X in (p.X, sparse.csr_matrix(p.X)):
-        assert_same_ranking(*ExactSearch(config).topk(p.scorer(noise), X, k), expected)
-    likelihood = log_likelihood(p.scorer(noise), p.examples, config=config)
+        assert_same_ranking(*ExactSearch().topk(p.scorer(noise), X, k), expected)
+    likelihood = log_likelihood(p.scorer(noise), p.examples)
     assert likelihood == pytest.approx(expected[np.arange(40), p.y].mean(), abs=1e-5)  # scores in float32
-
-
-def test_exact_topk_of_a_tree_that_cannot_be_cut_matches_reference():
-    p = make_problem(n=80)
-    tree = mirrored(p.tree)
-    assert cut_tree(tree.leaf_class, 8) is None
-    noise = TreeNoise(tree)
-    np.testing.assert_allclose(noise.log_prob_all(p.Z), p.tree.log_prob_all(p.Z), atol=1e-5)
-    found = ExactSearch().topk(p.scorer(noise), p.X, 5)
-    assert_same_ranking(*found, reference.log_softmax(p.table(noise)))
 
 
 def test_exact_topk_beyond_the_number_of_classes(problem):
@@ -212,10 +198,9 @@ def test_temperature_changes_probabilities_but_no_order_invariant(problem):
     assert (cold[1][:, 0] > hot[1][:, 0]).all()
 
 
-@pytest.mark.parametrize("small_weights", [0, 1 << 22])  # tiles by classes, by subtrees
-def test_eight_python_threads_at_once_give_the_serial_answer(small_weights):
+def test_eight_python_threads_at_once_give_the_serial_answer():
     # With no work too small, all of them limit BLAS to one thread.
-    config = SearchConfig(small_weights=small_weights, small_work=0)
+    config = SearchConfig(small_work=0)
     p = make_problem(n=120, n_classes=3000)
     scorer, wide = p.scorer(TreeNoise(p.tree)), sparse.csr_matrix(p.X)
     searches = [

@@ -210,13 +210,6 @@ def test_a_dense_part_that_does_not_fit_is_refused(part):
 
 
 @pytest.mark.error
-def test_another_order_of_classes_is_refused():
-    case = Case("words")
-    with pytest.raises(ValueError, match="in their own order"):
-        case.weights.open_block(case.X, 0, 2, np.arange(N_CLASSES, dtype=np.int32))
-
-
-@pytest.mark.error
 def test_a_matrix_that_does_not_fit_is_not_unpacked():
     n = 1 << 17
     wide = SparseWeights.from_matrix(sparse.csc_matrix((n, n), dtype=np.float32), np.zeros(n))

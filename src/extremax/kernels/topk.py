@@ -78,11 +78,10 @@ class Columns(NamedTuple):
 class LogNoise(NamedTuple):
     """log p_n of a tile.
 
-    Row i and column j of the tile have ``values[row_step * (i - first_row), first_column + j]``.
+    Row i and column j of the tile have ``values[row_step * i, first_column + j]``.
     """
 
     values: np.ndarray  # float32
-    first_row: int
     row_step: int  # 0 where all rows share one
     first_column: int
 
@@ -200,8 +199,8 @@ def merge_strip(scores, labels, heap_scores, heap_labels, inverse_temperature, p
 
 
 @njit
-def scan_tile(tile, columns, log_noise, scaling, first_row, last_row, state, strip):
-    """Merge rows ``first_row`` to ``last_row`` of a tile into their state.
+def scan_tile(tile, columns, log_noise, scaling, state, strip):
+    """Merge the rows of a tile into their state.
 
     Parameters
     ----------
@@ -218,9 +217,9 @@ def scan_tile(tile, columns, log_noise, scaling, first_row, last_row, state, str
     """
     width = tile.shape[1]
     scale = scaling.features
-    for i in range(first_row, last_row):
-        first = log_noise.first_column
-        noise_row = log_noise.values[(i - log_noise.first_row) * log_noise.row_step, first : first + width]
+    first = log_noise.first_column
+    for i in range(tile.shape[0]):
+        noise_row = log_noise.values[i * log_noise.row_step, first : first + width]
         peak, mass = state.peak[i], state.mass[i]
         for start in range(0, width, STRIP):
             # Slices, not start + j: an index that the compiler cannot prove positive prevents vectorisation.

@@ -105,8 +105,8 @@ class Weights(Protocol):
         """Numbers in memory for each row of an open block."""
         ...
 
-    def open_block(self, X: Features, first: int, last: int, order: Int32 | None = None) -> BlockScores:
-        """Prepare rows `first` to before `last` of X; `order` lists the classes, None means 0, 1, 2, ..."""
+    def open_block(self, X: Features, first: int, last: int) -> BlockScores:
+        """Prepare rows `first` to before `last` of X."""
         ...
 
     def score_pairs(self, X: Features, row_index: Int64, classes: Int32, n_threads: int) -> Float32:

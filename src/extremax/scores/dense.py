@@ -24,8 +24,8 @@ _FEW_WEIGHTS = 1 << 13  # weights with which products are computed in float64
 class DenseBlock:
     """A block of rows of X, and the weights of all classes."""
 
-    def __init__(self, X: Features, first: int, last: int, weights: Float32, order: Int32 | None) -> None:
-        self.weights, self.order = weights, order
+    def __init__(self, X: Features, first: int, last: int, weights: Float32) -> None:
+        self.weights = weights
         self.used: NDArray[np.intp] | None = None
         if sparse.issparse(X):
             block: Any = X[first:last]
@@ -44,11 +44,12 @@ class DenseBlock:
 
     def products(self, start: int, stop: int, buffers: Buffers, out: Float32) -> Float32:
         """Fill `out` with ``x.w_y``; weights that must be copied are copied by parts."""
-        in_place = self.order is None and self.used is None
-        width = stop - start if in_place else max(topk.STRIP, buffers.copy_numbers // max(self.x.shape[1], 1))
+        width = stop - start
+        if self.used is not None:
+            width = max(topk.STRIP, buffers.copy_numbers // max(self.x.shape[1], 1))
         with np.errstate(over="ignore", invalid="ignore"):  # callers check the scores and name the row
             for a, b in split(stop - start, max(width, 1)):
-                part = self._part(start + a, start + b, buffers)
+                part = self._part(start + a, start + b)
                 if self.weights.size <= _FEW_WEIGHTS:
                     # BLAS rounds a product with one row otherwise than one with many
                     out[:, a:b] = self.x.astype(np.float64) @ part.T.astype(np.float64)
@@ -56,17 +57,9 @@ class DenseBlock:
                     np.matmul(self.x, part.T, out=out[:, a:b])
         return out
 
-    def _part(self, start: int, stop: int, buffers: Buffers) -> Float32:
-        if self.order is None:
-            part = self.weights[start:stop]
-            return part if self.used is None else np.take(part, self.used, axis=1)
-        classes = self.order[start:stop]
-        if self.used is not None:
-            scattered: Float32 = self.weights[np.ix_(classes, self.used)]
-            return scattered
-        copy = buffers.get("weights", len(classes), self.weights.shape[1])
-        # the default mode would copy once more
-        return np.take(self.weights, classes, axis=0, out=copy, mode="clip")
+    def _part(self, start: int, stop: int) -> Float32:
+        part = self.weights[start:stop]
+        return part if self.used is None else np.take(part, self.used, axis=1)
 
 
 @register("weights", "dense")
@@ -113,9 +106,9 @@ class DenseWeights:
         """Numbers in memory for each row of an open block."""
         return self.n_features
 
-    def open_block(self, X: Features, first: int, last: int, order: Int32 | None = None) -> DenseBlock:
-        """Prepare rows `first` to before `last` of X for products with the classes in `order`."""
-        return DenseBlock(X, first, last, self.weights, order)
+    def open_block(self, X: Features, first: int, last: int) -> DenseBlock:
+        """Prepare rows `first` to before `last` of X for products with classes."""
+        return DenseBlock(X, first, last, self.weights)
 
     def score_pairs(self, X: Features, row_index: Int64, classes: Int32, n_threads: int) -> Float32:
         """Return ``feature_scale * x.w_y + b_y`` of given pairs; see `Weights.score_pairs`."""

@@ -30,7 +30,7 @@ from extremax.metrics import accuracy_at_k, label_hits
 from extremax.runtime.products import one_blas_thread
 from extremax.runtime.threads import split
 from extremax.scores.base import Buffers, Scorer, Search, remove_bias
-from extremax.scores.scan import ClassTiles, scan
+from extremax.scores.scan import Tiles, scan
 from extremax.scores.sparse import SparseWeights
 from extremax.tuned import CalibrationConfig, SearchConfig
 from extremax.types import Features, Float32, Float64, Int32
@@ -234,7 +234,7 @@ class Predictor:
         """Compute all scores; `first_row` is the number of X[0] in error messages."""
         scorer, weights, n_rows = self.scorer, self.scorer.weights, X.shape[0]
         out = np.empty((n_rows, scorer.n_classes), np.float32)
-        tiles = ClassTiles(scorer, Z, n_rows, self.config, self.n_threads)
+        tiles = Tiles(scorer, Z, n_rows, self.config, self.n_threads)
         for first, last in split(n_rows, tiles.block_rows):
             block, buffers = out[first:last], Buffers(self.config.tile_scores)
             weights.open_block(X, first, last).products(0, scorer.n_classes, buffers, block)

@@ -2,22 +2,19 @@
 
 Dense weights are scanned by tiles, sparse ones by columns (`_scan_columns`).
 
-A tile is the product of a block of rows with the weights of some classes, and log p_n of the same pairs.
-The log-probabilities of a label tree are computed subtree by subtree, classes in the order of the leaves, and
-only exist for one tile at a time.  Any other noise comes in the order of the classes: for a block of rows at
-a time if it depends on the row, or once for all rows.
+A tile is the product of a block of rows with the weights of some classes, and log p_n of the same pairs:
+computed for a block of rows at a time if the noise depends on the row, or once for all rows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from contextlib import nullcontext
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
+from typing import NamedTuple
 
 import numpy as np
 
-from extremax.kernels import topk, tree_tiles
+from extremax.kernels import topk
 from extremax.kernels.simd import TILE
 from extremax.runtime.products import one_blas_thread
 from extremax.runtime.scratch import Scratch
@@ -25,22 +22,15 @@ from extremax.runtime.threads import run, split
 from extremax.scores.base import BlockScores, Buffers, Scorer
 from extremax.scores.sparse import ColumnBlock, SparseWeights
 from extremax.tuned import SearchConfig
-from extremax.types import Features, Float32, Int32, Int64
-
-if TYPE_CHECKING:
-    from extremax.tree import LabelTree
+from extremax.types import Features, Float32, Int32
 
 # Scores of a few rows, kept from call to call where they are small: fresh pages would cost a tenth of the
 # time of a single row.
 _KEPT_BYTES = 16 << 20
 _TILES_AT_ONCE = 8  # tiles in memory at the same time: assumed, not counted
 _CLASS_GROUPS = 16  # groups of classes, the tasks that threads share
-_FEW_ROWS = 64  # rows; fewer do not repay a copy of many weights in the order of the leaves
 _ROW_BLOCK = 512  # rows that read the columns of sparse weights together, at most
 _row_scratch: Scratch[Buffers] = Scratch(Buffers)
-
-# First row, last row, and log p_n of one tile for these rows.
-NoiseRows: TypeAlias = tuple[int, int, topk.LogNoise]
 
 
 class ScanResult(NamedTuple):
@@ -78,35 +68,14 @@ class ScanResult(NamedTuple):
         return ScanResult(labels[first:last], log_prob[first:last], target[first:last], inverse[first:last])
 
 
-class Tiles(Protocol):
-    """Tiles of classes; `bounds` are their first and last columns, `order` the class of each column.
-
-    `start_block` prepares a block of rows, and its result goes to `log_noise`.
-    """
-
-    block_rows: int
-    bounds: list[tuple[int, int]]
-
-    @property
-    def order(self) -> Int32 | None: ...
-
-    def start_block(self, first: int, last: int) -> Any: ...
-
-    def columns(self, number: int) -> topk.Columns: ...
-
-    def log_noise(self, number: int, block: Any, n_rows: int, buffers: Buffers) -> Iterator[NoiseRows]: ...
-
-
 def _even_blocks(n_rows: int, most: int) -> int:
     """Return rows per block: at most `most`, in blocks of about equal size."""
     n_blocks = max(1, -(-n_rows // max(most, 1)))
     return max(1, -(-n_rows // n_blocks))
 
 
-class ClassTiles:
-    """Tiles in the order of the classes, for any noise."""
-
-    order: Int32 | None = None
+class Tiles:
+    """The tiles of all classes; `bounds` are the first and last class of each."""
 
     def __init__(
         self, scorer: Scorer, Z: Float32 | None, n_rows: int, config: SearchConfig, n_threads: int
@@ -141,81 +110,8 @@ class ClassTiles:
         start, stop = self.bounds[number]
         return topk.Columns(self.labels[start:stop], self.biases[start:stop], start)
 
-    def log_noise(self, number: int, block: Float32, n_rows: int, buffers: Buffers) -> Iterator[NoiseRows]:
-        yield 0, n_rows, topk.LogNoise(block, 0, self.row_step, self.bounds[number][0])
-
-
-class SubtreeTiles:
-    """Tiles that are subtrees of a label tree.
-
-    Logits of the nodes are a matrix product; log-probabilities go from the root of the subtree to its leaves.
-    """
-
-    def __init__(
-        self,
-        cut: tree_tiles.LeafTiles,
-        tree: LabelTree,
-        Z: Float32,
-        scorer: Scorer,
-        config: SearchConfig,
-    ) -> None:
-        self.cut, self.tree, self.order = cut, tree, cut.labels
-        self.noise_rows = config.noise_rows
-        self.Z = np.require(Z, np.float32, ["C"])
-        self.biases = scorer.weights.biases[cut.labels]
-        self.bounds = list(zip(cut.offsets[:-1].tolist(), cut.offsets[1:].tolist(), strict=True))
-        n_leaves = len(cut.place) + 1
-        row_bytes = 4 * (scorer.weights.n_features + len(cut.roots) + n_leaves * _TILES_AT_ONCE)
-        self.block_rows = _even_blocks(
-            len(Z),
-            min(config.block_rows, config.scratch_bytes // 2 // row_bytes, config.tile_scores // n_leaves),
-        )
-
-    def _descend(
-        self, Z: Float32, nodes: Int64, table: Float32, start: Float32, column: int, buffers: Buffers
-    ) -> Float32:
-        """Return log-probabilities of the leaves below `nodes`, whose weights are `table`.
-
-        ``start[:, column]`` are those of the root.
-        """
-        logits, loss = buffers.get("logits", len(Z), len(nodes)), np.empty(len(nodes), np.float32)
-        out = buffers.get("log_noise", len(Z), len(nodes) + 1)
-        np.matmul(Z, table.T, out=logits)
-        tree_tiles.descend(logits, self.tree.biases[nodes], start, column, loss, out)
-        return out
-
-    def start_block(self, first: int, last: int) -> tuple[Float32, Float32]:
-        """Return the tree's features of the rows, and their log-probabilities at the roots of subtrees."""
-        Z, top = self.Z[first:last], self.cut.top
-        start = np.zeros((last - first, 1), np.float32)
-        return Z, self._descend(Z, top, self.tree.weights[top], start, 0, Buffers())
-
-    def columns(self, number: int) -> topk.Columns:
-        start, stop = self.bounds[number]
-        return topk.Columns(self.order[start:stop], self.biases[start:stop], start)
-
-    def log_noise(
-        self, number: int, block: tuple[Float32, Float32], n_rows: int, buffers: Buffers
-    ) -> Iterator[NoiseRows]:
-        (Z, at_roots), nodes = block, self.cut.nodes(number)
-        table = np.take(self.tree.weights, nodes, axis=0)
-        for first, last in split(n_rows, self.noise_rows):
-            values = self._descend(Z[first:last], nodes, table, at_roots[first:last], number, buffers)
-            yield first, last, topk.LogNoise(values, first, 1, 0)
-
-
-def _choose_tiles(
-    scorer: Scorer, Z: Float32 | None, n_rows: int, config: SearchConfig, n_threads: int
-) -> Tiles:
-    """Cut by subtrees where log p_n is a tree's own and a copy of the weights in leaf order pays."""
-    tree = None if scorer.noise_term is None else scorer.noise_term.leaf_tree
-    n_weights = scorer.weights.n_classes * scorer.weights.n_features
-    if tree is not None and Z is not None and (n_rows > _FEW_ROWS or n_weights <= config.small_weights):
-        shallow = max(config.min_tile_depth, tree.depth - (_CLASS_GROUPS - 1).bit_length())
-        cut = tree_tiles.cut_tree(tree.leaf_class, min(config.tile_depth, shallow))
-        if cut is not None:
-            return SubtreeTiles(cut, tree, Z, scorer, config)
-    return ClassTiles(scorer, Z, n_rows, config, n_threads)
+    def log_noise(self, number: int, block: Float32) -> topk.LogNoise:
+        return topk.LogNoise(block, self.row_step, self.bounds[number][0])
 
 
 class _Scan:
@@ -231,7 +127,7 @@ class _Scan:
         self.scratch = Scratch(lambda: Buffers(config.tile_scores))
 
     def scan_group(
-        self, rows: BlockScores, block: Any, states: topk.RowState, kept: Float32 | None, group: int
+        self, rows: BlockScores, block: Float32, states: topk.RowState, kept: Float32 | None, group: int
     ) -> None:
         """Merge the tiles of one group of classes into the states of all rows of a block.
 
@@ -246,9 +142,8 @@ class _Scan:
                     buffers.get("products", n, stop - start) if kept is None else _tile(kept, n, start, stop)
                 )
                 products = rows.products(start, stop, buffers, own)
-                for first, last, log_noise in tiles.log_noise(number, block, n, buffers):
-                    columns = tiles.columns(number)
-                    topk.scan_tile(products, columns, log_noise, self.scaling, first, last, state, strip)
+                columns, log_noise = tiles.columns(number), tiles.log_noise(number, block)
+                topk.scan_tile(products, columns, log_noise, self.scaling, state, strip)
 
     def temper_group(self, kept: Float32, states: topk.RowState, inverse: Float32, group: int) -> None:
         """Sum the kept scores of one group of classes at the temperature of each row."""
@@ -298,11 +193,7 @@ def scan(
             part = result.rows(first, last)
             _scan_columns(scorer, columns_block, columns[first:last], part, scratch, n_threads, config)
         return result
-    tiles = _choose_tiles(scorer, Z, n_rows, config, n_threads)
-    if targets is not None and tiles.order is not None:
-        place = np.empty(n_classes, np.int32)
-        place[tiles.order] = np.arange(n_classes, dtype=np.int32)
-        columns = place[targets]
+    tiles = Tiles(scorer, Z, n_rows, config, n_threads)
     shared = _Scan(scorer, tiles, k, config)
     # BLAS threads of its own would spin beside the kernels, on the processors that these need.
     large = n_rows * n_classes * weights.n_features > config.small_work
@@ -311,7 +202,7 @@ def scan(
     with one_blas_thread() if large else nullcontext():
         for first, last in split(n_rows, tiles.block_rows):
             states = topk.empty_states(len(shared.groups), last - first, k, columns[first:last])
-            rows = weights.open_block(X, first, last, tiles.order)
+            rows = weights.open_block(X, first, last)
             block = tiles.start_block(first, last)
             run(partial(shared.scan_group, rows, block, states, kept), len(shared.groups), n_threads)
             if kept is not None:

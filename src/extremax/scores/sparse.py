@@ -427,10 +427,8 @@ class SparseWeights:
         """Weights that are stored."""
         return len(self.postings.values)
 
-    def open_block(self, X: Features, first: int, last: int, order: Int32 | None = None) -> SparseBlock:
-        """Prepare rows `first` to before `last` of X; classes are in their own order."""
-        if order is not None:
-            raise ValueError("sparse weights score classes in their own order; pass order=None.")
+    def open_block(self, X: Features, first: int, last: int) -> SparseBlock:
+        """Prepare rows `first` to before `last` of X."""
         return SparseBlock(self, X, first, last)
 
     def column_table(self, config: SearchConfig) -> ColumnTable:

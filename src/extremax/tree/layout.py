@@ -15,14 +15,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from extremax.kernels.tree_fit import PADDING_BIAS
-from extremax.kernels.tree_tiles import reversed_bits
 from extremax.kernels.tree_walk import CHUNK, LANES
-from extremax.types import Bool, Float32, Int32
+from extremax.types import Bool, Float32, Int32, Int64
 
 
 def depth_of(n_classes: int) -> int:
     """Return the number of levels of decisions for `n_classes` leaves: ceil(log2(n_classes))."""
     return (n_classes - 1).bit_length()
+
+
+def reversed_bits(n_bits: int) -> Int64:
+    """Return the bit reversals of the numbers below 2**n_bits."""
+    order = np.zeros(1, np.int64)
+    for _ in range(n_bits):
+        order = np.concatenate([2 * order, 2 * order + 1])
+    return order
 
 
 def width_of(n_components: int) -> int:
