@@ -5,20 +5,15 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from extremax.data import planted_hierarchy, planted_softmax, unstructured
-
-MAKERS = {
-    "hierarchy": lambda seed, n_jobs=None: planted_hierarchy(
-        20_000, 300, 24, seed=seed, n_test=9000, n_jobs=n_jobs
-    ),
-    "softmax": lambda seed, n_jobs=None: planted_softmax(2000, 7, 5, seed=seed, n_test=1000),
-    "unstructured": lambda seed, n_jobs=None: unstructured(4000, 3, 8, seed=seed, n_test=1000, n_jobs=n_jobs),
-}
+from extremax.data import planted_hierarchy
 
 
-@pytest.mark.parametrize("name", MAKERS)
-def test_seed_and_threads_invariant(name):
-    one, two, other = MAKERS[name](1, 1), MAKERS[name](1, 2), MAKERS[name](2, 1)
+def make(seed, n_jobs=None):
+    return planted_hierarchy(20_000, 300, 24, seed=seed, n_test=9000, n_jobs=n_jobs)
+
+
+def test_seed_and_threads_invariant():
+    one, two, other = make(1, 1), make(1, 2), make(2, 1)
     for field in ("X", "y", "X_test", "y_test"):
         np.testing.assert_array_equal(getattr(one, field), getattr(two, field))
         assert not np.array_equal(getattr(one, field), getattr(other, field))
@@ -27,9 +22,8 @@ def test_seed_and_threads_invariant(name):
     assert not np.array_equal(one.X[: len(one.X_test)], one.X_test[: len(one.X)])
 
 
-@pytest.mark.parametrize("name", ["hierarchy", "softmax"])
-def test_log_prob_identity(name):
-    data = MAKERS[name](0)
+def test_log_prob_identity():
+    data = make(0)
     log_prob = data.truth.log_prob_all(data.X_test)
     # float64 rounding of a few hundred terms
     np.testing.assert_allclose(np.exp(log_prob).sum(axis=1), 1.0, rtol=1e-12)
@@ -64,21 +58,8 @@ def test_zipf_counts_fall_and_classes_may_be_absent():
     assert few.y.max() < 1000
 
 
-def test_unstructured_has_equal_counts_and_flat_spectrum():
-    data = unstructured(2000, 3, 16, n_test=10)
-    np.testing.assert_array_equal(np.bincount(data.y), 3)
-    spectrum = np.linalg.eigvalsh(np.cov(data.X.T))
-    assert spectrum[-1] < 1.5 * spectrum[0]  # equal up to chance at 2,000 means
-    zipf = unstructured(2000, 3, 16, law="zipf", n_test=10)
-    counts = np.bincount(zipf.y, minlength=2000)
-    assert counts.sum() == 6000
-    assert counts.min() >= 1
-    assert counts.max() > 30
-
-
 def test_one_class_and_one_feature():
     assert set(planted_hierarchy(10, 1, 1).y) == {0}
-    assert set(planted_softmax(10, 1, 1).y) == {0}
 
 
 def test_bad_arguments_rejects():

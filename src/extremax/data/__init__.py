@@ -10,14 +10,7 @@ from extremax.data.dataset import DataFileError, Dataset
 from extremax.data.icd10cm import ICD10CM, load_icd10cm
 from extremax.data.labels import all_pairs, first_label, has_label, label_counts, rarest_label, smallest_label
 from extremax.data.readers import iter_dataset, load_dataset
-from extremax.data.synthetic import (
-    GaussianTruth,
-    SoftmaxTruth,
-    SyntheticData,
-    planted_hierarchy,
-    planted_softmax,
-    unstructured,
-)
+from extremax.data.synthetic import GaussianTruth, SyntheticData, planted_hierarchy
 from extremax.examples import seen_classes, split_rows
 from extremax.features.ngrams import NgramFeatures
 from extremax.features.pca import PCA
@@ -29,7 +22,6 @@ __all__ = [
     "Dataset",
     "GaussianTruth",
     "NgramFeatures",
-    "SoftmaxTruth",
     "SyntheticData",
     "all_pairs",
     "first_label",
@@ -39,11 +31,9 @@ __all__ = [
     "load_dataset",
     "load_icd10cm",
     "planted_hierarchy",
-    "planted_softmax",
     "rarest_label",
     "read_class_texts",
     "seen_classes",
     "smallest_label",
     "split_rows",
-    "unstructured",
 ]

@@ -1,6 +1,6 @@
-"""Synthetic data with a known distribution: a planted hierarchy, a planted softmax, and unstructured classes.
+"""Synthetic data with a known distribution: a planted hierarchy of classes.
 
-All three are linear softmax models, ``p(y|x) = softmax(x.w_y + b_y)``: the assumption of Eq. 1 of the paper.
+It is a linear softmax model, ``p(y|x) = softmax(x.w_y + b_y)``: the assumption of Eq. 1 of the paper.
 For Gaussian classes of one standard deviation s around means mu_y with prior pi_y this holds with
 ``w_y = mu_y / s**2`` and ``b_y = log pi_y - |mu_y|**2 / (2 s**2)``; the best log-likelihood is known.
 
@@ -40,28 +40,25 @@ class GaussianTruth:
     ----------
     latent_means : float32 (n_classes, n_latent)
         Class means in the coordinates of `basis`.
-    basis : float32 (n_latent, n_features) or None
-        Orthonormal rows; the mean of class y is ``latent_means[y] @ basis``. None if the coordinates are the
-        features.
+    basis : float32 (n_latent, n_features)
+        Orthonormal rows; the mean of class y is ``latent_means[y] @ basis``.
     noise_scale : float
         Standard deviation of every feature around its class mean.
     prior : float64 (n_classes,)
         Class probabilities.
-    class_leaf : int32 (n_classes,) or None
-        Position of each class in the planted hierarchy, left to right; None without a hierarchy.
+    class_leaf : int32 (n_classes,)
+        Position of each class in the planted hierarchy, left to right.
     """
 
     latent_means: Float32
-    basis: Float32 | None
+    basis: Float32
     noise_scale: float
     prior: Float64
-    class_leaf: Int32 | None = None
+    class_leaf: Int32
 
     def log_prob_all(self, X: Float32) -> Float64:
         """Return the log-probability of every class, (n, n_classes) in float64, for small problems."""
-        latent = X.astype(np.float64)
-        if self.basis is not None:
-            latent = latent @ self.basis.T.astype(np.float64)
+        latent = X.astype(np.float64) @ self.basis.T.astype(np.float64)
         means = self.latent_means.astype(np.float64)
         with np.errstate(divide="ignore"):
             scores = (latent @ means.T - 0.5 * (means**2).sum(axis=1)) / self.noise_scale**2 + np.log(
@@ -76,8 +73,7 @@ class GaussianTruth:
         return self._features(y, seed=seed, purpose=_FRESH_ROWS, n_jobs=n_jobs), y
 
     def _features(self, y: Int32, *, seed: int, purpose: int, n_jobs: int | None) -> Float32:
-        n_features = self.latent_means.shape[1] if self.basis is None else self.basis.shape[1]
-        X = np.empty((len(y), n_features), dtype=np.float32)
+        X = np.empty((len(y), self.basis.shape[1]), dtype=np.float32)
         blocks = split(len(y), _BLOCK)
 
         def fill(i: int) -> None:
@@ -85,29 +81,11 @@ class GaussianTruth:
             rows = X[start:stop]
             _stream(seed, purpose, i).standard_normal(out=rows, dtype=np.float32)
             rows *= np.float32(self.noise_scale)
-            means = self.latent_means[y[start:stop]]
-            rows += means if self.basis is None else means @ self.basis
+            rows += self.latent_means[y[start:stop]] @ self.basis
 
         with one_blas_thread():  # the blocks run on several threads already
             run(fill, len(blocks), resolve_threads(n_jobs))
         return X
-
-
-@dataclass(frozen=True)
-class SoftmaxTruth:
-    """A linear softmax: ``log p(y|x) = x.w_y + b_y - logsumexp``."""
-
-    weights: Float32
-    biases: Float32
-
-    def log_prob_all(self, X: Float32) -> Float64:
-        """Return the log-probability of every class, (n, n_classes) in float64."""
-        scores = X.astype(np.float64) @ self.weights.T.astype(np.float64) + self.biases
-        return np.asarray(log_softmax(scores, axis=1))
-
-    def sample(self, n_samples: int, *, seed: int, n_jobs: int | None = None) -> tuple[Float32, Int32]:
-        """Draw fresh rows: features (n, n_features) and labels (n,)."""
-        return _draw_softmax(self, n_samples, seed, _FRESH_LABELS, _FRESH_ROWS)
 
 
 @dataclass(frozen=True)
@@ -119,7 +97,7 @@ class SyntheticData:
 
     X: Float32
     y: Int32
-    truth: GaussianTruth | SoftmaxTruth
+    truth: GaussianTruth
     n_classes: int
     X_test: Float32 = field(default_factory=lambda: np.empty((0, 0), dtype=np.float32))
     y_test: Int32 = field(default_factory=lambda: np.empty(0, dtype=np.int32))
@@ -203,121 +181,9 @@ def planted_hierarchy(  # noqa: PLR0913 (the parameters are the API)
     else:
         y = _draw_labels(prior, n_samples, rng)
     truth = GaussianTruth(means, basis, noise_scale, prior, class_leaf)
-    return _gaussian_data(truth, y, seed=seed, n_test=n_test, n_jobs=n_jobs)
-
-
-def planted_softmax(
-    n_samples: int,
-    n_classes: int,
-    n_features: int,
-    *,
-    seed: int = 0,
-    scale: float = 2.0,
-    bias_scale: float = 0.5,
-    n_test: int = 0,
-) -> SyntheticData:
-    """Make standard normal features, with labels drawn from a linear softmax.
-
-    Parameters
-    ----------
-    n_samples, n_classes, n_features : int
-        Shape; time and memory of one block grow with ``n_classes``.
-    seed : int
-        Seed of all draws.
-    scale : float
-        Standard deviation of a class's score over x: larger is easier.
-    bias_scale : float
-        Standard deviation of the biases.
-    n_test : int
-        Fresh rows of the same distribution for `X_test`, `y_test`.
-
-    Examples
-    --------
-    >>> from extremax.data import planted_softmax
-    >>> data = planted_softmax(100, 5, 3)
-    >>> data.truth.weights.shape
-    (5, 3)
-    """
-    _check_shape(n_samples, n_classes, n_features)
-    rng = _stream(seed, _HIERARCHY)
-    weights = rng.standard_normal((n_classes, n_features), dtype=np.float32) * np.float32(
-        scale / np.sqrt(n_features)
-    )
-    biases = rng.standard_normal(n_classes, dtype=np.float32) * np.float32(bias_scale)
-    truth = SoftmaxTruth(weights, biases)
-    X, y = _draw_softmax(truth, n_samples, seed, _LABELS, _ROWS)
-    X_test, y_test = truth.sample(n_test, seed=seed)
-    return SyntheticData(X, y, truth, n_classes, X_test, y_test)
-
-
-def unstructured(  # noqa: PLR0913 (the parameters are the API)
-    n_classes: int,
-    rows_per_class: int = 3,
-    n_features: int = 64,
-    *,
-    seed: int = 0,
-    noise_scale: float = 1.2,
-    law: Law = "uniform",
-    zipf_exponent: float = 0.8,
-    n_test: int = 10_000,
-    n_jobs: int | None = None,
-) -> SyntheticData:
-    """Make Gaussian classes of few rows whose means are independent in all dimensions.
-
-    This is a hard case for a label tree: each direction says equally little about the class, and a node low
-    in the tree has a handful of rows. A tree that fits them closely is worse on fresh rows than the class
-    frequencies.
-
-    Parameters
-    ----------
-    n_classes, rows_per_class, n_features : int
-        Shape; the training set has ``n_classes * rows_per_class`` rows.
-    seed : int
-        Seed of all draws.
-    noise_scale : float
-        Standard deviation of each feature around its class mean; the means have standard deviation 1 per
-        feature.
-    law : {"uniform", "zipf"}
-        "uniform": exactly `rows_per_class` rows for every class, whose frequencies have log-likelihood
-        ``-log(n_classes)``. "zipf": that many on average, at least one each, the others drawn in proportion
-        to ``rank ** -zipf_exponent``; with the default exponent and 100,000 classes, class frequencies have a
-        test log-likelihood of -10.7.
-    zipf_exponent : float
-        Exponent of the Zipf law.
-    n_test : int
-        Test rows, drawn from the same distribution.
-    n_jobs : int or None
-        Threads; the data do not depend on it.
-
-    Examples
-    --------
-    >>> from extremax.data import unstructured
-    >>> data = unstructured(100, 3, 16, n_test=50)
-    >>> data.X.shape, data.X_test.shape
-    ((300, 16), (50, 16))
-    """
-    n_samples = n_classes * rows_per_class
-    _check_shape(n_samples, n_classes, n_features)
-    means = _stream(seed, _NODES).standard_normal((n_classes, n_features), dtype=np.float32)
-    rng = _stream(seed, _LABELS)
-    if law == "uniform":
-        prior = np.full(n_classes, 1.0 / n_classes)
-        y = np.tile(np.arange(n_classes, dtype=np.int32), rows_per_class)
-        rng.shuffle(y)
-    else:
-        prior = _prior(n_classes, law, zipf_exponent, _stream(seed, _PRIOR))
-        y, prior = _draw_every_class(prior, n_samples, rng)
-    truth = GaussianTruth(means, None, noise_scale, prior)
-    return _gaussian_data(truth, y, seed=seed, n_test=n_test, n_jobs=n_jobs)
-
-
-def _gaussian_data(
-    truth: GaussianTruth, y: Int32, *, seed: int, n_test: int, n_jobs: int | None
-) -> SyntheticData:
-    """Draw the features of labelled rows, and test rows."""
     X = truth._features(y, seed=seed, purpose=_ROWS, n_jobs=n_jobs)
     X_test, y_test = truth.sample(n_test, seed=seed, n_jobs=n_jobs)
-    return SyntheticData(X, y, truth, len(truth.prior), X_test, y_test)
+    return SyntheticData(X, y, truth, len(prior), X_test, y_test)
 
 
 def _check_shape(n_samples: int, n_classes: int, n_features: int) -> None:
@@ -351,17 +217,3 @@ def _draw_every_class(prior: Float64, n_samples: int, rng: np.random.Generator) 
     y = np.concatenate([np.arange(len(prior), dtype=np.int32), extra])
     rng.shuffle(y)
     return y, (1.0 + n_extra * prior) / n_samples
-
-
-def _draw_softmax(
-    truth: SoftmaxTruth, n_samples: int, seed: int, label_purpose: int, row_purpose: int
-) -> tuple[Float32, Int32]:
-    n_classes, n_features = truth.weights.shape
-    X = np.empty((n_samples, n_features), dtype=np.float32)
-    y = np.empty(n_samples, dtype=np.int32)
-    for i, (start, stop) in enumerate(split(n_samples, max(1, min(_BLOCK, 2**22 // n_classes)))):
-        _stream(seed, row_purpose, i).standard_normal(out=X[start:stop], dtype=np.float32)
-        # the argmax of log p + Gumbel noise is a draw from p
-        gumbel = _stream(seed, label_purpose, i).gumbel(size=(stop - start, n_classes))
-        y[start:stop] = np.argmax(truth.log_prob_all(X[start:stop]) + gumbel, axis=1)
-    return X, y

@@ -14,11 +14,11 @@ import itertools
 import numpy as np
 import pytest
 from scipy.optimize import minimize
+from scipy.special import log_softmax
 
 import reference
 from coverings import in_turn, pairwise
 from extremax.calibration import Calibration
-from extremax.data import planted_softmax
 from extremax.examples import Examples
 from extremax.features.pca import PCA
 from extremax.runtime.context import Context
@@ -269,17 +269,20 @@ def test_sampled_softmax_with_all_classes_trains_the_softmax_identity(n_classes)
 
 @in_turn(optimizer=["adagrad", "adagrad_row", "sgd"], kind=["uniform", "frequency"])
 def test_planted_linear_softmax_recovers(optimizer, kind):
-    planted = planted_softmax(8000, 10, 4, seed=1, n_test=1000)
-    noise = UniformNoise(10) if kind == "uniform" else FrequencyNoise(np.bincount(planted.y, minlength=10))
+    rng = np.random.default_rng(1)
+    weights, biases = rng.standard_normal((10, 4)), 0.5 * rng.standard_normal(10)
+    X = rng.standard_normal((9000, 4)).astype(np.float32)
+    log_prob = log_softmax(X @ weights.T + biases, axis=1)
+    y = np.argmax(log_prob + rng.gumbel(size=log_prob.shape), axis=1).astype(np.int32)
+    X, y, X_test, truth = X[:8000], y[:8000], X[8000:], log_prob[8000:]
+    noise = UniformNoise(10) if kind == "uniform" else FrequencyNoise(np.bincount(y, minlength=10))
     Z = np.empty((8000, 0), np.float32)
     parameters = {"n_classes": 10, "n_negatives": 1, "batch_size": 64, "optimizer": optimizer}
-    parameters["feature_scale"] = find_feature_scale(planted.X)
-    data = Examples(planted.X, planted.y)
-    training = Training("sampled_softmax", data, Z, noise, noise.log_prob(Z, planted.y), **parameters)
+    parameters["feature_scale"] = find_feature_scale(X)
+    training = Training("sampled_softmax", Examples(X, y), Z, noise, noise.log_prob(Z, y), **parameters)
     for epoch in range(20):
         training.epoch(0.3 * (1.0 - epoch / 20.0))
-    truth = planted.truth.log_prob_all(planted.X_test)
-    found = reference.log_softmax(training.scores(noise, X=planted.X_test, projection=None))
+    found = reference.log_softmax(training.scores(noise, X=X_test, projection=None))
     divergence = (np.exp(truth) * (truth - found)).sum(axis=1).mean()
     # Maximum likelihood of 45 parameters from 8,000 rows is off by 45 / 16,000 = 0.003; one negative per row
     # and plain steps add to that.  The noise itself is off by 0.8.
