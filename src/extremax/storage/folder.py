@@ -95,7 +95,6 @@ def save_folder(
     arrays: Mapping[str, NDArray[Any]],
     labels: NDArray[Any] | None = None,
     texts: Mapping[str, str] | None = None,
-    fill: Callable[[Path], Mapping[str, Any]] | None = None,
 ) -> None:
     """Write a model to the folder `path`, replacing a model that is there.
 
@@ -113,9 +112,6 @@ def save_folder(
         The names of the classes: numbers, strings, dates, or tuples of such; each comes back with its type.
     texts : dict of str to str, optional
         Files for people, such as ``README.md``, by name: written with the rest, and never read.
-    fill : callable, optional
-        Called with a path inside the folder, where it may write folders of its own; returns entries of the
-        header.
 
     Examples
     --------
@@ -141,8 +137,6 @@ def save_folder(
     _canonical_json(content)  # raises for what JSON cannot hold, before anything is written
     stored = {name: _storable(name, array) for name, array in arrays.items()} | label_arrays
     with naming(target), _saving(target, list(stored)) as generation:
-        if fill is not None:
-            content["header"] |= fill(target / f"shards-{generation}")
         content["generation"] = generation
         content["arrays"] = {
             name: _write_array(_array_path(target, name, generation), name, array)
@@ -438,7 +432,7 @@ def _saving(target: Path, names: list[str]) -> Iterator[int]:
             generation = 0 if before is None else before.generation + 1
             saved = [] if before is None else before.files
             new = [_array_path(target, name, generation).name for name in names]
-            (target / _SAVED).write_text(json.dumps([*saved, *new, f"shards-{generation}"]))
+            (target / _SAVED).write_text(json.dumps([*saved, *new]))
             try:
                 yield generation
             finally:

@@ -3,16 +3,16 @@
 ``header.json`` holds the header of the model and of each component; array ``a`` of component ``c`` is the
 file ``c.a.safetensors``.
 
-A sharded model has its dense weights and accumulators in folders inside the folder, each with a range of the
-classes; the header names them with the checksums of their headers, so that none can be missing or of another
-model.  They are joined in memory when the model is opened.
+A sharded model, which earlier versions wrote, has its dense weights and accumulators in folders inside the
+folder, each with a range of the classes; the header names them with the checksums of their headers, so that
+none can be missing or of another model.  They are joined in memory when the model is opened.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, TypedDict
@@ -98,7 +98,7 @@ class EstimatorHeader(msgspec.Struct):
         return {name: value for name, value in msgspec.structs.asdict(self).items() if value is not None}
 
 
-def save_model(  # noqa: PLR0913 (what a folder holds, part by part)
+def save_model(
     path: str | os.PathLike[str],
     model: Model,
     state: TrainState,
@@ -107,7 +107,6 @@ def save_model(  # noqa: PLR0913 (what a folder holds, part by part)
     header: Mapping[str, Any],
     parts: Mapping[str, State] | None = None,
     card: str | None = None,
-    write_shards: Callable[[Path], int] | None = None,
 ) -> None:
     """Write a model, its training state, label names and further components to a folder.
 
@@ -115,43 +114,17 @@ def save_model(  # noqa: PLR0913 (what a folder holds, part by part)
     ----------
     card
         A description for people.
-    write_shards
-        For a model and a state whose weights and tables have no arrays: called with a folder, lets
-        `save_shard` be called for every shard, and returns their number.
     """
     components = {**model.components(), "training": state.state(), **(parts or {})}
     content = {"model": model.header(), "estimator": dict(header), "components": sorted(components)}
     merged = merge(content, components)
-
-    def fill(folder: Path) -> dict[str, Any]:
-        folder.mkdir()
-        shards = [folder / shard_name(i) for i in range(write_shards(folder) if write_shards else 0)]
-        named = [{"name": f"{folder.name}/{at.name}", "checksum": folder_checksum(at)} for at in shards]
-        return {"shards": named}
-
     save_folder(
         path,
-        kind=KIND if write_shards is None else SHARDED_KIND,
+        kind=KIND,
         header=merged.header,
         arrays=merged.arrays,
         labels=labels,
         texts=None if card is None else {"README.md": card},
-        fill=None if write_shards is None else fill,
-    )
-
-
-def shard_name(number: int) -> str:
-    """Return the name of the folder of a shard."""
-    return f"shard-{number:04d}"
-
-
-def save_shard(folder: str | os.PathLike[str], number: int, first: int, tables: Tables) -> None:
-    """Write a range of classes, from class `first` on, into the folder of a sharded model."""
-    save_folder(
-        Path(folder) / shard_name(number),
-        kind=_SHARD_KIND,
-        header={"first": first, "last": first + tables.n_classes},
-        arrays=tables.arrays._asdict(),
     )
 
 
@@ -190,7 +163,7 @@ def _open_shards(
     for entry in checks.get_list(header, "shards", (dict,)):
         name = checks.get_text(entry, "name")
         found_name = _SHARD_NAME.fullmatch(name)
-        if found_name is None or found_name[2] != shard_name(len(shards)):
+        if found_name is None or found_name[2] != f"shard-{len(shards):04d}":
             checks.reject(f"{checks.shown(name)} cannot be the name of shard {len(shards)}")
         if not (path / name).is_dir():
             checks.reject(f"{name} is missing")
