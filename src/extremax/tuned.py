@@ -173,7 +173,8 @@ class SparseConfig:
     max_entries: int = 15_000_000  # of X, above which linear weights read no parts of words ...
     many_words: float = 8.0  # ... if texts have so many words and runs of words; names have fewer
     prune: float = 0.03  # mean contribution below which a weight is left out of the search for them
-    row_work: int = 40_000  # multiply-adds of that search for a mean row
+    row_work: int = 40_000  # multiply-adds of that search for a mean row by the start ...
+    row_work_linear: int = 200_000  # ... and by linear weights: what they take a row for must not be missed
 
     # linear weights of each class, from the rows it is plausible for
     n_epochs: int = 1

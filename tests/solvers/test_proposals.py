@@ -57,7 +57,9 @@ def test_work_of_a_mean_row_is_bounded(words, share):
     training, weights = words
     n_rows, whole = training.data.n_rows, work_of(training, weights.postings)
     limit = int(np.ceil(share * whole / n_rows))
-    found = limit_postings(weights.postings, training, Job(SparseConfig(prune=0.0, row_work=limit), 0, 1))
+    found = limit_postings(
+        weights.postings, training, Job(SparseConfig(prune=0.0, row_work=limit), 0, 1), limit
+    )
     kept, before = np.diff(found.offsets), np.diff(weights.postings.offsets)
     assert work_of(training, found) <= limit * n_rows
     assert ((kept == before) | (kept == 0)).all()  # whole columns
@@ -85,10 +87,9 @@ def test_parts_of_words_are_dropped_before_words(words):
     n_rows = training.data.n_rows
 
     def limited(work):
-        config = SparseConfig(prune=0.0, row_work=int(np.ceil(work / n_rows)))
-        return np.diff(
-            limit_postings(weights.postings, training, Job(config, 0, 1, first_word=first)).offsets
-        )
+        most = int(np.ceil(work / n_rows))
+        job = Job(SparseConfig(prune=0.0, row_work=most), 0, 1, first_word=first)
+        return np.diff(limit_postings(weights.postings, training, job, most).offsets)
 
     found = limited(of_words)
     assert (found[:first] == 0).all()
@@ -108,7 +109,7 @@ def test_scores_beside_a_rest_are_of_all_words(words):
     )
     for expected, given in zip(whole, found, strict=True):
         np.testing.assert_array_equal(given, expected)
-    proposed = find_plausible(training, weights, 8, few)
+    proposed = find_plausible(training, weights, 8, few, row_work=100)
     assert (proposed.scores < whole.scores).mean() > 0.5
 
 
@@ -117,7 +118,7 @@ def test_fewer_words_find_mostly_the_same_classes(words):
     training, weights = words
     whole = find_plausible(training, weights, 8, Job(ALL, 0, 1))
     limit = int(0.5 * work_of(training, weights.postings) / training.data.n_rows)
-    some = find_plausible(training, weights, 8, Job(SparseConfig(row_work=limit), 0, 1))
+    some = find_plausible(training, weights, 8, Job(SparseConfig(row_work=limit), 0, 1), row_work=limit)
     same = [len(set(a) & set(b)) / 8 for a, b in zip(whole.classes, some.classes, strict=True)]
     assert 0.5 < np.mean(same) < 1.0  # chance is 0.14
 

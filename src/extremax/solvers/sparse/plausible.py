@@ -134,23 +134,22 @@ def feature_mean(rows: CSRRows, n_features: int, used: Bool | None = None) -> Fl
     return (total / np.maximum(count, 1)).astype(np.float32)
 
 
-def limit_postings(postings: Postings, training: TrainingRows, job: Job) -> Postings:
-    """Return the postings that proposals read: without parts of words and longest columns.
+def limit_postings(postings: Postings, training: TrainingRows, job: Job, row_work: int) -> Postings:
+    """Return the postings that a search reads: without parts of words and longest columns.
 
-    The mean row then reads at most ``config.row_work`` of them, however many rows there are. Parts of words,
-    ten times as many as words, are left out where there are more.
+    Parts of words, ten times as many as words, are left out where the mean row reads more than
+    ``config.row_work`` postings, and then the longest columns until it reads at most `row_work` of them,
+    however many rows there are.
     """
     config, lengths = job.config, np.diff(postings.offsets)
     reads = count_indices(training.rows.indices, len(lengths)) * lengths
-    by_length = np.argsort(lengths, kind="stable")
-    work = np.cumsum(reads[by_length])
     n_rows = max(len(training.rows.indptr) - 1, 1)
-    if work[-1] <= config.row_work * n_rows:
+    if reads.sum() <= config.row_work * n_rows:
         return postings
     reads[: job.first_word] = 0
-    work = np.cumsum(reads[by_length])
-    is_kept = np.zeros(len(lengths), bool)
-    is_kept[by_length[: int(np.searchsorted(work, config.row_work * n_rows, side="right"))]] = True
+    by_length = np.argsort(lengths, kind="stable")
+    is_kept, work = np.zeros(len(lengths), bool), np.cumsum(reads[by_length])
+    is_kept[by_length[: int(np.searchsorted(work, row_work * n_rows, side="right"))]] = True
     is_kept[: job.first_word] = False
     entries, ends = np.repeat(is_kept, lengths), np.append(0, np.cumsum(lengths * is_kept))
     classes, values = postings.classes[entries], postings.values[entries]
@@ -164,18 +163,19 @@ def find_plausible(
     job: Job,
     *,
     needs_rest: bool = False,
+    row_work: int | None = None,
 ) -> Plausible:
     """Find the classes that each row of the examples is most likely to be taken for, its own apart.
 
-    `weights` have no dense part. With `needs_rest`, scores are compared with those of other models, and are
-    of all weights but the smallest: without parts of words they would lie several nats below.
+    `weights` have no dense part. With `row_work`, scores are those of the postings that `limit_postings`
+    leaves: several nats below those of all, with which other models can be compared.
     """
     data, rows, n_rows = training.data, training.rows, len(training.rows.indptr) - 1
     used, first = np.unique(data.rows, return_index=True)
     edges, labels = np.append(first, data.n_pairs).astype(np.int64), np.ascontiguousarray(data.y, np.int32)
     postings = prune_postings(weights.postings, training.mean, job.config.prune)
-    if not needs_rest:
-        postings = limit_postings(postings, training, job)
+    if row_work is not None:
+        postings = limit_postings(postings, training, job, row_work)
     found = _empty_proposals(n_rows, n_slots, needs_rest)
     cuts = split(len(used), _ROWS_PER_TASK)
 

@@ -489,11 +489,15 @@ class SparseTrainer(TrainerBase):
         before = tables.found
         if before is None or tables.linear is None:
             weights, needs_rest = self._start_weights(tables), self._is_similar(tables)
-            found = plausible.find_plausible(training, weights, n_slots, job, needs_rest=needs_rest)
+            work = None if needs_rest else job.config.row_work
+            found = plausible.find_plausible(
+                training, weights, n_slots, job, needs_rest=needs_rest, row_work=work
+            )
             return found if needs_rest else found._replace(scores=found.scores[:0])
         if n_slots == tables.sums.matrix.shape[0] - 1 or before.classes.shape[1] >= _MOST_SEARCHES * n_slots:
             return before  # all classes, or all that matter
-        return before.joined(plausible.find_plausible(training, tables.linear.weights, n_slots, job))
+        weights, work = tables.linear.weights, job.config.row_work_linear
+        return before.joined(plausible.find_plausible(training, weights, n_slots, job, row_work=work))
 
     def _search_again(self, tables: SparseTables, training: TrainingRows, n_rounds: int, job: Job) -> None:
         """Repeat the searches and fits so far for what a model folder does not hold."""
@@ -642,15 +646,15 @@ class SparseTrainer(TrainerBase):
         return None if not bias else np.float32(bias) * unseen_classes(data, n_classes)
 
     def _fit_whole(self, tables: SparseTables, training: TrainingRows, split: Split) -> Linear | None:
-        """Fit the linear weights on all rows; those that were held out are proposed by the start."""
-        found, duals = tables.found, tables.duals
-        if found is None or duals is None:
-            return tables.linear
+        """Fit the linear weights on all rows; those held out meet the classes that they were taken for."""
+        before, found, duals = tables.linear, tables.found, tables.duals
+        if before is None or found is None or duals is None:
+            return before
         whole, n_slots = training.data, found.classes.shape[1]
         is_new = ~np.isin(whole.rows, split.training.rows)
         left = training._replace(data=whole.take(is_new))
         job = self._job(self._show("all rows", whole.n_pairs))
-        others = plausible.find_plausible(left, self._start_weights(tables), n_slots, _half(job, 0))
+        others = plausible.find_plausible(left, before.weights, n_slots, _half(job, 0))
         classes, held_out = found.classes.copy(), np.unique(left.data.rows)
         classes[held_out] = others.classes[held_out]
         joined = found._replace(classes=classes)
