@@ -21,6 +21,7 @@ from extremax.tuned import PQConfig
 N_CLASSES, N_FEATURES, N_ROWS = 6, 5, 60
 TEXTS = ("fell off a ladder", "fall from a roof", "bitten by a dog", "bitten by a cat") * 5
 TEXT_LABELS = ("fall", "fall", "bite", "bite") * 5
+CLASS_TEXTS = [{"fall": ["fall from height", "tumble"], "bite": "animal bite"}, {"burn": ["burnt by fire"]}]
 GOLDEN = Path(__file__).parent.parent / "golden" / "v2"
 
 
@@ -64,6 +65,7 @@ def make_bases(folder: Path) -> dict[str, Base]:
         for name, query, labels in (
             ("dense", X[:4], y), ("beam", X[:4], y), ("tree", X[:4], y), ("mixture", X[:4], y),
             ("sparse", csr[:4], y), ("unfinished", csr[:4], y), ("text", list(TEXTS[:3]), TEXT_LABELS),
+            ("named", list(TEXTS[:3]), TEXT_LABELS),
         )
     ]  # fmt: skip
     with warnings.catch_warnings():
@@ -109,4 +111,4 @@ def fit(name: str, X: Any, csr: Any, y: Any) -> Any:
     if name == "unfinished":
         return ExtremeClassifier.with_solver("sparse_softmax", **options).partial_fit(csr, y)
     clf = TextClassifier(ExtremeClassifier(**options), features=NgramFeatures(hash_bits=6))
-    return clf.fit(list(TEXTS), list(TEXT_LABELS))
+    return clf.fit(list(TEXTS), list(TEXT_LABELS), class_texts=CLASS_TEXTS if name == "named" else None)

@@ -16,7 +16,9 @@ import numpy as np
 from scipy import sparse
 
 from extremax import ExtremeClassifier, evaluate, load_model
+from extremax.class_texts import list_class_texts
 from extremax.data import iter_dataset, load_dataset
+from extremax.data.class_texts import read_class_texts
 from extremax.solvers import NegativeSampling
 from fuzz.bases import Base, rows
 from fuzz.outcome import PASSED, REJECTED, is_sentence, require
@@ -26,6 +28,11 @@ LIBSVM = b"1 1:0.5 3:1\n-2 2:2\n3 # nothing\n7 6:1e3\n"
 CSV = b'text,label\n"a, b",1\nc,2\n"d ""e""",1\n'
 TSV = b"text\tlabel\na b\tx\nc\ty\n"
 FASTTEXT = b"__label__a __label__b one two\n__label__c three\nfour\n"
+CLASS_TEXTS = {
+    "names.csv": b'N20;kidney stones;"renal; calculus"\nH93;ringing in the ears;\n',
+    "names.tsv": b"label\tname\tother\nN20\tkidney stones\tcalculus\nN20\tstones\t\n",
+    "names.json": b'{"id": "p1", "prefLabel": "cats", "altLabel": ["felines"]}\n{"id": 2, "name": "dogs"}\n',
+}
 LINES = b"one\ntwo three\n\nfour\n"
 TOKENS = (
     b"99999999999",
@@ -107,7 +114,10 @@ class InputCases:
         rng = random.Random(seed)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            return self.run_matrix(rng) if rng.random() < 0.4 else self.run_file(rng)
+            kind = rng.random()
+            if kind < 0.05:
+                return self.run_class_texts(rng)
+            return self.run_matrix(rng) if kind < 0.4 else self.run_file(rng)
 
     # -- files
 
@@ -140,6 +150,21 @@ class InputCases:
             if is_sentence(error):
                 return REJECTED
             raise
+        return PASSED
+
+    def run_class_texts(self, rng: random.Random) -> str:
+        """Read a file of class texts that was changed: labels and texts that a fit takes, or a sentence."""
+        path = self.folder / rng.choice(sorted(CLASS_TEXTS))
+        path.write_bytes(change_bytes(rng, CLASS_TEXTS, path.name))
+        try:
+            found = read_class_texts(path)
+        except Exception as error:
+            if is_sentence(error):
+                return REJECTED
+            raise
+        listed = list_class_texts(found)
+        require(all(type(part) is str for part in (*listed.labels, *listed.texts)), "a text is no text")
+        "".join((*listed.labels, *listed.texts)).encode()
         return PASSED
 
     def check_content(

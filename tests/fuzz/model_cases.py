@@ -69,7 +69,19 @@ ODD: tuple[Any, ...] = (
     {"kind": "uniform", "n_classes": 10**12},
     ["fraction", "1e9999999"],
 )
-DTYPES = ("bool", "float16", "float32", "float64", "int8", "int16", "int32", "int64", "uint8", "uint32")
+DTYPES = (
+    "bool",
+    "float16",
+    "float32",
+    "float64",
+    "int8",
+    "int16",
+    "int32",
+    "int64",
+    "uint8",
+    "uint16",
+    "uint32",
+)
 ODD_NUMBERS = (0, 1, -1, 2, 31, 32, 127, -128, 255, 2**15, 2**31 - 1, -(2**31), 2**62, -(2**63))
 ODD_FLOATS = (0.0, -1.0, 1e30, -1e30, 1e38, np.inf, -np.inf, np.nan, 1e-40)
 LABELS = (
@@ -126,9 +138,24 @@ def open_and_ask(rng: random.Random, base: Base, path: Path, damaged: bool) -> s
             return REJECTED
         raise
     check_answers(model, base, log_prob, best, labels, top, beam)
+    if not damaged and rng.random() < 0.2:
+        ask_more(rng, model, base)
     if rng.random() < 0.1 and base.labels is not None:
         train_on(model, base)
     return PASSED
+
+
+def ask_more(rng: random.Random, model: Any, base: Base) -> None:
+    """Explain an answer and a class, or take classes away: what reads class texts, names and weights."""
+    try:
+        if rng.random() < 0.5:
+            model.explain(base.query[0] if isinstance(base.query, list) else base.query[:1])
+            model.explain_label(model.classes_[-1])
+        elif len(model.classes_) > 2:
+            model.remove_classes([model.classes_[0]]).predict(base.query)
+    except Exception as error:
+        if not is_sentence(error):
+            raise
 
 
 def train_on(model: Any, base: Base) -> None:
@@ -136,7 +163,7 @@ def train_on(model: Any, base: Base) -> None:
     from fuzz.bases import TEXT_LABELS, TEXTS, rows
 
     X, y = rows()
-    if base.name == "text":
+    if isinstance(base.query, list):
         inputs: Any = list(TEXTS)
         y = np.array([TEXT_LABELS.index(label) for label in TEXT_LABELS]) // 2
     else:
