@@ -191,6 +191,31 @@ def test_busy_pool_does_not_block_another_caller() -> None:
         holder.join()
 
 
+def test_helper_of_a_pool_that_fails_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pool without room for another thread raises after it has queued the call."""
+    taken, others_done = threading.Event(), threading.Event()
+    done: list[int] = []
+
+    class Full:
+        def submit(self, call: Any) -> None:
+            threading.Thread(target=call).start()
+            assert taken.wait(PATIENCE)
+            raise RuntimeError("can't start new thread")
+
+    def task(i: int) -> None:
+        if i == 0:
+            taken.set()
+            assert others_done.wait(PATIENCE)
+            time.sleep(0.05)
+        done.append(i)
+        if len(done) == 9:
+            others_done.set()
+
+    monkeypatch.setattr(parallel, "_workers", lambda count: Full())
+    run(task, 10, 2)
+    assert sorted(done) == list(range(10))
+
+
 def _sum_in_child(queue: Any) -> None:
     results = np.zeros(20, dtype=int)
 

@@ -10,7 +10,7 @@ import itertools
 import os
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 
 _lock = threading.Lock()
 _pool: ThreadPoolExecutor | None = None
@@ -75,46 +75,54 @@ def run(task: Callable[[int], object], n_tasks: int, n_threads: int) -> None:  #
             task(i)
         return
     counter = itertools.count()  # next() on it is atomic
-    stop = threading.Event()
+    stop, changed = threading.Event(), threading.Condition()
+    errors: list[BaseException] = []
+    n_running = 0
 
     def drain() -> None:
-        try:
-            while not stop.is_set() and (i := next(counter)) < n_tasks:
-                task(i)
-        except BaseException:
-            stop.set()
-            raise
+        while not stop.is_set() and (i := next(counter)) < n_tasks:
+            task(i)
 
-    helpers: list[Future[None]] = []
-    error: BaseException | None = None
+    def help_out() -> None:
+        nonlocal n_running
+        with changed:
+            if stop.is_set():  # a helper that starts late: the arrays may be in use elsewhere
+                return
+            n_running += 1
+        try:
+            drain()
+        except BaseException as error:
+            stop.set()
+            errors.append(error)
+        finally:
+            with changed:
+                n_running -= 1
+                changed.notify()
+
     try:
         for _ in range(n_threads - 1):
             try:
-                helpers.append(_workers(n_threads - 1).submit(drain))
-            except (
-                RuntimeError
-            ):  # the pool was replaced by a larger one between the two calls, or the interpreter is ending
+                _workers(n_threads - 1).submit(help_out)
+            except RuntimeError:
+                # The pool was replaced by a larger one between the two calls, the interpreter is ending, or
+                # there are no more threads: the call may then wait in the pool all the same.
                 break
         drain()
     except BaseException as caught:
-        error = caught
-        stop.set()
-    # A helper that was never started holds no task; a running one must finish before the arrays may be used.
-    running = [f for f in helpers if not f.cancel()]
-    while running:
+        errors.insert(0, caught)
+    stop.set()
+    is_over = False
+    while not is_over:
         try:
-            outcome = running[-1].exception()
+            with changed:
+                is_over = changed.wait_for(lambda: n_running == 0)
         except KeyboardInterrupt as caught:  # while waiting, not in a task
-            stop.set()
-            error = error or caught
-        else:
-            running.pop()
-            error = error or outcome
-    if error is not None:
-        try:
-            raise error
-        finally:
-            del error  # it refers to this frame, and so to the caller's arrays
+            errors.append(caught)
+    try:
+        if errors:
+            raise errors[0]
+    finally:
+        errors.clear()  # they refer to this frame, and so to the caller's arrays
 
 
 def split(n_items: int, block: int) -> list[tuple[int, int]]:
