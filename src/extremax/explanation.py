@@ -328,21 +328,18 @@ def _matches(model: Model, ids: Int32, found: Occurrences, words: list[tuple[int
         of_word = letters[bisect_left(letters, a) : bisect_left(letters, b)]
         if of_word:
             inside[found.text[a:b]] = [known[start] for start in of_word if start in known]
-    raised: dict[str, NDArray[Any]] = {}
-    most = _MOST_RAISED * model.n_classes
-    for word, own in inside.items():
-        if own and isinstance(model.weights, SparseWeights):
-            classes = np.concatenate([model.weights.classes_above_zero(column) for column in own])
-            if len(classes) <= most:
-                raised[word] = classes
-    lines, spelled = model.lines, np.array(list(raised), dtype=object)
-    classes = np.concatenate([np.zeros(0, np.int32), *raised.values()])
-    word_of = np.repeat(np.arange(len(raised)), [len(found) for found in raised.values()])
-    unmatched: list[list[str]] = []
-    for label in ids.tolist():
-        is_matched = np.zeros(len(raised), np.bool_)
-        is_matched[word_of[np.isin(classes, lines.of(label))]] = True
-        unmatched.append(spelled[~is_matched].tolist())
+    spelled = np.array([word for word, own in inside.items() if own], dtype=object)
+    unmatched: list[list[str]] = [[] for _ in ids]
+    if len(spelled) and isinstance(model.weights, SparseWeights):
+        columns = np.array([column for own in inside.values() for column in own])
+        word_of = np.repeat(np.arange(len(spelled)), [len(own) for own in inside.values() if own])
+        classes, place = model.weights.classes_above_zero(columns)
+        raising = word_of[place]
+        is_common = np.bincount(raising, minlength=len(spelled)) > _MOST_RAISED * model.n_classes
+        for i, label in enumerate(ids.tolist()):
+            is_matched = is_common.copy()
+            is_matched[raising[np.isin(classes, model.lines.of(label))]] = True
+            unmatched[i] = spelled[~is_matched].tolist()
     return {
         "unknown_words": [word for word, own in inside.items() if not own],
         "unmatched_words": unmatched,

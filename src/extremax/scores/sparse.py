@@ -484,11 +484,18 @@ class SparseWeights:
         found: Float32 = values[at] * steps[features] if len(steps) else values[at]
         return found
 
-    def classes_above_zero(self, column: int) -> Int32:
-        """Return the classes with a positive weight on a sparse column."""
-        offsets, classes, values, _ = self.postings
-        part = slice(offsets[column], offsets[column + 1])
-        return classes[part][values[part] > 0].astype(np.int32, copy=False)
+    def _entries(self, columns: NDArray[Any]) -> tuple[Int64, Int64]:
+        """Return the numbers of the weights on some sparse columns, and the place of the column of each."""
+        first, last = self.postings.offsets[columns], self.postings.offsets[columns + 1]
+        sizes = last - first
+        place = np.repeat(np.arange(len(columns)), sizes)
+        return np.arange(len(place)) + np.repeat(first - (np.cumsum(sizes) - sizes), sizes), place
+
+    def classes_above_zero(self, columns: NDArray[Any]) -> tuple[Int32, Int64]:
+        """Return the classes with a positive weight on some sparse columns, and the place of the column."""
+        entries, place = self._entries(columns)
+        above = self.postings.values[entries] > 0
+        return self.postings.classes[entries[above]].astype(np.int32, copy=False), place[above]
 
     def class_vectors(self) -> sparse.csr_matrix:
         """Return one row per class: its weights on sparse columns, then those of the dense part."""
@@ -505,20 +512,19 @@ class SparseWeights:
         return used, greatest * steps[used] if len(steps) else greatest
 
     def contributions(self, X: Features, classes: Int32) -> RowTerms:
-        """Return what the sparse features of the only row of X add to the scores of some classes.
+        """Return what the sparse features of the only row of X add to the scores of some classes, each once.
 
         An embedding beside sparse columns is one term.
         """
         n_sparse, rows = self.n_features - self.n_dense, _as_csr(X)
         columns, values = row_entries(rows, n_sparse)
-        offsets, having = self.postings[:2]
-        first, sizes = offsets[columns], offsets[columns + 1] - offsets[columns]
-        place = np.repeat(np.arange(len(columns)), sizes)
-        entries = np.arange(len(place)) + np.repeat(first - (np.cumsum(sizes) - sizes), sizes)
+        entries, place = self._entries(columns)
+        number = np.full(self.n_classes, -1)
+        number[classes] = np.arange(len(classes))
+        which = number[self.postings.classes[entries]]
+        own = np.flatnonzero(which >= 0)
         pieces = np.zeros((len(columns), len(classes)))
-        for j, label in enumerate(classes.tolist()):
-            own = having[entries] == label
-            pieces[place[own], j] = self.weights_at(entries[own], columns[place[own]])
+        pieces[place[own], which[own]] = self.weights_at(entries[own], columns[place[own]])
         others = [("(class bias)", self.biases[classes].astype(np.float64))]
         if self.dense is not None:
             factors = self.dense.factors[classes].astype(np.float64)

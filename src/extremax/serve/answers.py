@@ -6,19 +6,23 @@ import json
 import math
 from typing import Any
 
+import msgspec
 import numpy as np
 from fastapi import Response
 from starlette.exceptions import HTTPException
 
 
 def json_response(value: Any) -> Response:
-    """Return an answer as ASCII JSON: a text may hold half a surrogate pair, which UTF-8 cannot encode."""
-    how: Any = {"allow_nan": False, "separators": (",", ":")}
+    """Return an answer in JSON."""
+    return Response(to_json(value), media_type="application/json")
+
+
+def to_json(value: Any) -> bytes:
+    """Return JSON, in ASCII where a text holds half a surrogate pair, which UTF-8 cannot encode."""
     try:
-        content = json.dumps(value, default=json_ready, **how)  # a long explanation in a tenth of the time
-    except (TypeError, ValueError):  # NaN and infinity
-        content = json.dumps(json_ready(value), **how)
-    return Response(content, media_type="application/json")
+        return msgspec.json.encode(value, enc_hook=json_ready)  # NaN and infinity become null
+    except (TypeError, UnicodeEncodeError):
+        return json.dumps(json_ready(value), separators=(",", ":")).encode()
 
 
 def error_response(error: HTTPException) -> Response:

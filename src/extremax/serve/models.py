@@ -13,13 +13,13 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 from fastapi import HTTPException
 from scipy import sparse
 
 from extremax.report import ModelPage, beside, load_analysis
 from extremax.runtime.threads import resolve_threads, run
+from extremax.serve.answers import to_json
 from extremax.serve.questions import SparseRow
 from extremax.serve.settings import ServeConfig
 from extremax.storage.folder import HEADER
@@ -244,7 +244,7 @@ class ServedModel:
                 for i, value in zip(classes, values, strict=True)
                 if i >= 0
             ]
-            answers.append(msgspec.json.encode(labels))
+            answers.append(to_json(labels))
         return answers
 
     def explain(self, row: Any, kind: str, top_k: int) -> dict[str, Any]:
