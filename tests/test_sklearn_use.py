@@ -316,6 +316,13 @@ def test_loaded_model_goes_to_other_processes(tmp_path: Path) -> None:
         assert np.array_equal(found, clf.predict(rows))
 
 
+def test_loaded_model_is_searched_over_by_other_processes(tmp_path: Path) -> None:
+    X, y = around_means(200, 12, 5)
+    ExtremeClassifier(random_state=0).fit(X, y).save(tmp_path / "m")
+    search = GridSearchCV(load_model(tmp_path / "m"), {"n_epochs": [0]}, cv=2, n_jobs=2, refit=False)
+    assert search.fit(X, y).best_score_ > 0.5
+
+
 def test_changed_weights_of_a_loaded_model_go_to_other_processes(tmp_path: Path) -> None:
     X, y = around_means(200, 12, 5)
     ExtremeClassifier.with_solver("minibatch_softmax", random_state=0).fit(X, y).save(tmp_path / "m")

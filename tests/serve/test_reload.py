@@ -17,10 +17,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from extremax import ExtremeClassifier, TextClassifier
 from extremax.report import beside, make_document, save_document
 from extremax.serve import models
 from extremax.serve.models import Slot, watch
 from extremax.serve.settings import ServeConfig
+from serve.conftest import make_texts
 from serve.live import PATIENCE, run_in_thread, running, wait_for
 
 CONFIG = ServeConfig(reload_seconds=0.001)
@@ -274,3 +276,48 @@ def test_failure_of_the_model_is_answered(text_folder: Path, monkeypatch: pytest
             assert live.ask("/predict", {"inputs": "a"})[0] == 500
         assert live.ask("/predict", {"inputs": "a"})[0] == 200
         assert "extremax_queued_rows 0.0" in live.ask("/metrics")[1]
+
+
+@pytest.mark.error
+def test_lane_without_a_thread_answers_later_requests(
+    text_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with running({"m": text_folder}, reload_seconds=0) as live:
+        with monkeypatch.context() as patch:
+
+            def refuse(*arguments: Any) -> Any:
+                raise RuntimeError("can't start new thread")
+
+            patch.setattr(ThreadPoolExecutor, "submit", refuse)
+            assert live.ask("/predict", {"inputs": "a"})[0] == 500
+        assert live.ask("/predict", {"inputs": "a"})[0] == 200
+
+
+def test_a_flood_of_lists_leaves_the_server_free(text_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    release = threading.Event()
+    with running({"m": text_folder}, reload_seconds=0) as live, ThreadPoolExecutor(40) as pool:
+        model: Any = live.slots[0].current
+        find = model.labels
+
+        def wait(*arguments: Any) -> Any:
+            release.wait(2 * PATIENCE)
+            return find(*arguments)
+
+        monkeypatch.setattr(model, "labels", wait)
+        asked = [pool.submit(live.ask, "/labels?contains=a") for _ in range(40)]
+        wait_for(lambda: "extremax_active_requests 41.0" in live.ask("/metrics")[1], "all have arrived")
+        assert live.ask("/info")[0] == 200
+        release.set()
+        assert {one.result()[0] for one in asked} == {200}
+
+
+def test_label_of_half_a_surrogate_pair_is_answered(tmp_path: Path) -> None:
+    texts, labels = make_texts()
+    odd = [f"{label}\ud800" for label in labels]
+    TextClassifier(ExtremeClassifier(random_state=0, n_jobs=1)).fit(texts, odd).save(tmp_path / "m")
+    with running({"m": tmp_path / "m"}, reload_seconds=0) as live:
+        for path in ("/predict", "/explain"):
+            status, found = live.ask(path, {"inputs": texts[0]})
+            assert status == 200
+            first = found[0] if path == "/predict" else found["labels"][0]
+            assert first["label"] == odd[0]

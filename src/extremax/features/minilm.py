@@ -8,6 +8,7 @@ the number of threads.
 
 from __future__ import annotations
 
+import itertools
 import time
 import unicodedata
 from collections.abc import Iterator, Sequence
@@ -74,7 +75,7 @@ class MiniLM:
     def tokenize(self, text: str) -> list[int]:
         """Return the numbers of the pieces of words, greedily the longest ones of the vocabulary."""
         found = [self.numbers["[CLS]"]]
-        for word in _split(text):
+        for word in itertools.takewhile(lambda _: len(found) < _MAX_TOKENS, _split(text)):
             pieces: list[int] = []
             start = 0
             while start < len(word) <= _MAX_WORD:

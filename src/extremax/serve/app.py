@@ -36,6 +36,7 @@ _HIDDEN = ("/ping", "/openapi.json")  # paths that the document leaves out
 _METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _EXPLAINED = 3  # labels of an explanation
 _EXPLAIN_CALLS = 4  # explanations at the same time; each takes up to ten times as long as a prediction
+_LIST_CALLS = 4  # lists of labels that are made at the same time; the others wait
 _PAGE_CALLS = 4  # calls of a model's page at the same time; its first one may take a minute
 _ERRORS = {
     400: "The body is not JSON in UTF-8.",
@@ -94,6 +95,7 @@ class Application:
         self.is_ready = self.is_stopping = False
         self.page_calls = asyncio.Semaphore(_PAGE_CALLS)
         self.explain_calls = asyncio.Semaphore(_EXPLAIN_CALLS)
+        self.list_calls = asyncio.Semaphore(_LIST_CALLS)
         mimetypes.add_type("text/javascript", ".js")  # the registry of Windows may say otherwise
         self.static = _Files(directory=_STATIC)
 
@@ -290,7 +292,8 @@ class Application:
     async def labels(self, request: Request, query: Annotated[schemas.LabelsQuery, Query()]) -> Response:
         """List labels by the beginning of their names."""
         model = self.find(request)
-        return json_response(await asyncio.to_thread(model.labels, query.prefix, query.contains, query.limit))
+        words = query.prefix, query.contains, query.limit
+        return json_response(await _in_own_thread(self.list_calls, lambda: model.labels(*words)))
 
     async def info(self, request: Request, query: Annotated[schemas.ModelQuery, Query()]) -> Response:
         """Describe the model and the limits of the server."""

@@ -53,8 +53,11 @@ class _Lane:
         """Call the model until the queue is empty."""
         loop = asyncio.get_running_loop()
         while self.jobs:
-            jobs = self._take()
-            outcomes = await loop.run_in_executor(self.executor, self._call, jobs) if jobs else []
+            jobs, outcomes = self._take(), []
+            try:
+                outcomes = await loop.run_in_executor(self.executor, self._call, jobs) if jobs else []
+            except RuntimeError as error:  # there are no more threads; later there may be
+                outcomes = [error] * len(jobs)
             for job, outcome in zip(jobs, outcomes, strict=True):
                 if job.future.done():  # given up
                     continue
