@@ -8,6 +8,7 @@ import pytest
 from extremax.examples import Examples
 from extremax.kernels.row_updates import CSRRows
 from extremax.scores.sparse import csr_rows
+from extremax.solvers.sparse import start
 from extremax.solvers.sparse.start import ClassSums, fit_numbers, make_start, sample_sizes
 from extremax.tuned import SparseConfig
 from planted import word_rows
@@ -33,12 +34,12 @@ def score_start(balanced, **numbers):
     data = Examples(X, y)
     arrays = ClassSums.of(data, N_CLASSES, N_WORDS).arrays
     found, _ = fit_numbers(arrays, csr_rows(X), data, SparseConfig(**numbers), 0, 1)
-    start = make_start(arrays, found, 1)
+    weights = make_start(arrays, found, 1)
     W = np.zeros((N_WORDS, N_CLASSES))
-    W[np.repeat(np.arange(N_WORDS), np.diff(start.postings.offsets)), start.postings.classes] = (
-        start.postings.values
+    W[np.repeat(np.arange(N_WORDS), np.diff(weights.postings.offsets)), weights.postings.classes] = (
+        weights.postings.values
     )
-    scores = X_test @ W + start.biases + np.outer(np.asarray(X_test.sum(axis=1)), start.length_biases)
+    scores = X_test @ W + weights.biases + np.outer(np.asarray(X_test.sum(axis=1)), weights.length_biases)
     log_prob = scores - np.logaddexp.reduce(scores, axis=1, keepdims=True)
     rows = np.arange(len(y_test))
     return (scores.argmax(axis=1) == y_test).mean(), log_prob[rows, y_test].mean()
@@ -52,6 +53,26 @@ def test_classes_of_about_equal_size_are_not_told_by_their_size(balanced):
     # Found 0.840 / -0.61 against 0.622 / -2.00.
     assert accuracy > max(0.78, unbounded + 0.1)
     assert log_likelihood > unbounded_likelihood + 0.5
+
+
+def test_smoothings_are_compared_by_candidates_of_their_own(monkeypatch):
+    """Beside class texts, candidates of another smoothing can be worth half a nat too much."""
+    X, y = word_rows(600, 40, 300, topic=0.5)
+    data = Examples(X, y[:-50]).with_class_texts(y[-50:], np.zeros(50, np.int32), 0.2, 300)
+    fit, fitted = start._Fitter.fit, []
+
+    def record(self, pairs, smoothing, guess, **options):
+        value, numbers = fit(self, pairs, smoothing, guess, **options)
+        fitted.append((smoothing, guess.smoothing, value))
+        return value, numbers
+
+    monkeypatch.setattr(start._Fitter, "fit", record)
+    sums = ClassSums.of(data, 40, 300).arrays
+    found, value = fit_numbers(sums, csr_rows(X), data, SparseConfig(), 0, 1)
+    last = {smoothing: (guess, value) for smoothing, guess, value in fitted[:-1]}
+    assert len(last) >= 3
+    assert all(guess == smoothing for smoothing, (guess, _) in last.items())
+    assert found.smoothing == max(last, key=lambda smoothing: last[smoothing][1])
 
 
 @pytest.mark.parametrize(("entries", "expected"), [(1, (1000, 200)), (200, (1000, 200)), (400, (500, 100)),
