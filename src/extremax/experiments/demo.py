@@ -65,7 +65,7 @@ def load_texts(n_rows: int | None = None) -> Texts:
     }
     more = {
         code: [text for text in texts_of if (text.lower(), code) not in asked]  # the test stays one
-        for code, texts_of in icd10cm_class_texts(train[1]).items()
+        for code, texts_of in icd10cm_class_texts(*train).items()
     }
     return Texts(train, valid, test, data.names, more)
 
