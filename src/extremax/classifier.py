@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Self, TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -99,6 +99,7 @@ class FirstRows(NamedTuple):
 class Classifier(ClassifierMixin, BaseEstimator):
     """Base class of the classifiers of features and of texts."""
 
+    takes_texts: ClassVar[bool] = False
     _input = "X"  # what the first argument of `fit` is called in messages
 
     @property

@@ -82,6 +82,7 @@ class TextClassifier(Classifier):
     ['fall', 'bite']
     """
 
+    takes_texts = True
     _input = "texts"
     _class_texts = NO_TEXTS  # of the fit that is running
     _encodes = False  # whether the encoder is used, alone or beside features

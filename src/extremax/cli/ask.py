@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from extremax.cli import terminal
-from extremax.cli.models import answers_of, open_model, takes_texts
+from extremax.cli.models import answers_of, open_model
 from extremax.cli.options import Encoder, Json, ModelArgument, Search, Threads
 from extremax.cli.predict import SEARCH_HELP
 
@@ -36,7 +36,7 @@ def ask(  # noqa: PLR0913 (the parameters are the options)
     extremax ask model --why "fell off a ladder"
     """
     clf = open_model(model, threads, encoder)
-    if not takes_texts(clf):
+    if not clf.takes_texts:
         raise ValueError(
             f"{model} was trained on features, not on texts; use: extremax predict {model} DATA."
         )

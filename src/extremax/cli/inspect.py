@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from extremax.cli import terminal
-from extremax.cli.models import classifier_of, description_of, find_labels, open_model, takes_texts
+from extremax.cli.models import classifier_of, description_of, find_labels, open_model
 from extremax.cli.options import Json, ModelArgument
 
 # Beginnings of the names of arrays in a model folder, and what they hold; the longest that fits counts.
@@ -75,7 +75,7 @@ def describe(clf: Any, folder: Path) -> dict[str, Any]:
     import numpy as np
 
     classifier = classifier_of(clf)
-    has_ngrams = takes_texts(clf) and clf.features_ is not None
+    has_ngrams = clf.takes_texts and clf.features_ is not None
     fitted, choices, last = classifier.model_, classifier.choices_, classifier.history_[-1]
     tree, counts = fitted.tree, fitted.classes.counts
     facts: dict[str, Any] = {
@@ -115,7 +115,7 @@ def describe(clf: Any, folder: Path) -> dict[str, Any]:
 
 
 def _input(clf: Any) -> str:
-    if not takes_texts(clf):
+    if not clf.takes_texts:
         return "features"
     encoder = f"the encoder {clf.encoder or clf._encoder_name or '(an object)'}"
     if clf.features_ is None:
@@ -138,7 +138,7 @@ def _show_label(clf: Any, label: str, k: int, as_json: bool) -> None:
     fitted = classifier_of(clf).model_
     (known,) = find_labels(clf, [label])
     position = int(clf.label_ids([known])[0])
-    by_words = takes_texts(clf) and clf.features_ is not None
+    by_words = clf.takes_texts and clf.features_ is not None
     strongest = clf.explain_label(known, k).features if by_words else []
     by_tree = fitted.tree is not None and fitted.classes.means is not None
     ids, hardness = fitted.confusable(position, min(k, len(clf.classes_) - 1))

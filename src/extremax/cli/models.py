@@ -64,19 +64,14 @@ def _as_number(label: Any) -> Any:
     return int(label) if isinstance(label, str) and _WHOLE_NUMBER.fullmatch(label) else label
 
 
-def takes_texts(model: Any) -> bool:
-    """Tell whether the model takes texts, not features."""
-    return hasattr(model, "classifier_")
-
-
 def classifier_of(model: Any) -> Any:
     """Return the ExtremeClassifier of a model, inside a TextClassifier or alone."""
-    return model.classifier_ if takes_texts(model) else model
+    return model.classifier_ if model.takes_texts else model
 
 
 def inputs_of(model: Any, data: Any, path: Path) -> Any:
     """Return the texts or the features of a dataset, whichever the model takes."""
-    if takes_texts(model):
+    if model.takes_texts:
         if data.texts is None:
             raise ValueError(f"{path} holds features, but the model takes texts.")
         return data.texts
@@ -88,7 +83,7 @@ def inputs_of(model: Any, data: Any, path: Path) -> Any:
 def reading_for(model: Any, reading: Reading, path: Path) -> dict[str, Any]:
     """Return the arguments for the readers, completed by what the model knows."""
     arguments = reading.arguments()
-    if not takes_texts(model):
+    if not model.takes_texts:
         arguments["n_features"] = arguments["n_features"] or model.n_features_in_
     elif reading.format is FileFormat.auto and reading.text_column is None and str(path) == "-":
         arguments["format"] = "lines"  # texts are what is piped into a model of texts

@@ -120,7 +120,7 @@ class Reading:
 
     def arguments(self) -> dict[str, Any]:
         """Return the keyword arguments for `load_dataset`."""
-        named = {field.name: getattr(self, field.name) for field in fields(self)}
+        named = dict(vars(self))
         for column in ("text_column", "label_column"):
             named[column] = column_of(named[column])
         return named | {"format": self.format.value, "delimiter": _unescaped(self.delimiter)}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import field, fields, make_dataclass
+from dataclasses import field, make_dataclass
 from enum import Enum
 from typing import Annotated, Any
 
@@ -53,8 +53,7 @@ def given(parameters: Any) -> dict[str, Any]:
     """Return what the user has set, as arguments of `ExtremeClassifier`; its defaults hold for the rest."""
     from extremax.solvers.registry import make_solver
 
-    values = {entry.name: getattr(parameters, entry.name) for entry in fields(parameters)}
-    chosen = {name: _plain(value) for name, value in values.items() if value is not None}
+    chosen = {name: _plain(value) for name, value in vars(parameters).items() if value is not None}
     own = {name: chosen.pop(name) for name in SOLVER_PARAMETERS if name in chosen}
     return chosen | {"solver": make_solver(chosen.get("solver", "auto"), own, option_of)}
 

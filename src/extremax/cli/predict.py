@@ -15,7 +15,7 @@ from typing import IO, Annotated, Any
 import typer
 
 from extremax.cli import terminal
-from extremax.cli.models import batches, inputs_of, open_model, probabilities, takes_texts
+from extremax.cli.models import batches, inputs_of, open_model, probabilities
 from extremax.cli.options import (
     DataArgument,
     Encoder,
@@ -122,7 +122,7 @@ def predict(  # noqa: PLR0913 (the parameters are the options)
     clf = open_model(model, threads, encoder)
     k = min(k, len(clf.classes_))
     columns = Columns(
-        column_of(id_column), "all" if wanted == ["all"] else wanted, with_text and takes_texts(clf)
+        column_of(id_column), "all" if wanted == ["all"] else wanted, with_text and clf.takes_texts
     )
     n_rows = 0
 
@@ -154,7 +154,7 @@ def predict(  # noqa: PLR0913 (the parameters are the options)
         else:
             _write_parquet(file, answers())
     if out is not None:
-        what = "texts" if takes_texts(clf) else "rows"
+        what = "texts" if clf.takes_texts else "rows"
         terminal.log(f"wrote predictions for {n_rows:,} {what} to {out}")
 
 

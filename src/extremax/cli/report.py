@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from extremax.cli import terminal
-from extremax.cli.models import load_rows, open_model, takes_texts, warn_left_out
+from extremax.cli.models import load_rows, open_model, warn_left_out
 from extremax.cli.options import DataArgument, ModelArgument, Opening, Reading
 
 _HTML, _JSON = "report.html", "analysis.json"
@@ -55,7 +55,7 @@ def report(
     rows, labels = load_rows(clf, data, reading)
     found = analyse(clf, rows, labels)
     warn_left_out(found.n_left_out)
-    document = make_document(clf, found, examples=rows if takes_texts(clf) else ())
+    document = make_document(clf, found, examples=rows if clf.takes_texts else ())
     with _folder(out) if len(targets) > 1 else nullcontext():
         if "json" in targets:
             save_document(document, targets["json"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import time
 import warnings
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -93,7 +93,7 @@ class TextOptions:
     @property
     def given(self) -> str:
         """The first option that was given."""
-        name = next(field.name for field in fields(self) if getattr(self, field.name) is not None)
+        name = next(name for name, value in vars(self).items() if value is not None)
         return option_of({"kind": "features"}.get(name, name))
 
     def classifier(self, classifier: Any) -> Any:
@@ -102,7 +102,7 @@ class TextOptions:
         from extremax.text import TextClassifier
 
         names = ("word_ngrams", "char_ngrams", "hash_bits")
-        given = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+        given = {name: vars(self)[name] for name in names if vars(self)[name] is not None}
         features = NgramFeatures(**given)
         _ = features.options  # checks them
         wanted = features if given or self.kind is not None else None
@@ -318,7 +318,7 @@ def cross_validate(
     labels_are_single = not isinstance(labels, list) and labels.ndim == 1
     if labels_are_single:  # the rows of a class go to different folds
         order = order[np.argsort(labels[order], kind="stable")]
-    quiet = {"classifier__verbose" if hasattr(model, "classifier") else "verbose": 0}
+    quiet = {"classifier__verbose" if model.takes_texts else "verbose": 0}
     hits = 0.0
     for fold in range(min(_FOLDS, n_rows)):
         out = np.sort(order[fold::_FOLDS])

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from extremax.cli import terminal
-from extremax.cli.models import classifier_of, find_labels, load_rows, read_texts_of, takes_texts
+from extremax.cli.models import classifier_of, find_labels, load_rows, read_texts_of
 from extremax.cli.options import ModelArgument, Opening, Reading
 
 _LABEL_FILE = "@"  # before the name of a file of labels
@@ -139,7 +139,7 @@ def _pairs(clf: Any, words: list[str]) -> dict[Any, Any]:
 def _add(clf: Any, path: Path | None, reading: Reading, known: bool, class_texts: Path | None) -> None:
     more: dict[str, Any] = {}
     if class_texts is not None:
-        if not takes_texts(clf):
+        if not clf.takes_texts:
             raise ValueError("this model takes features, not texts, so class texts do not apply.")
         old = set(clf.classes_.tolist())
         found = read_texts_of(class_texts, clf.classes_.tolist(), reading.encoding)

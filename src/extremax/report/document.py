@@ -110,7 +110,7 @@ def describe_model(clf: Any) -> dict[str, Any]:
         "n_classes": model.n_classes,
         "n_features": model.n_features,
         "n_samples": model.classes.n_samples or None,
-        "input": "texts" if hasattr(clf, "features_") else "vectors",
+        "input": "texts" if clf.takes_texts else "vectors",
         "objective": model.solver,
         "labels_checksum": labels_checksum(clf.classes_),
     }

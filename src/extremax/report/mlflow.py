@@ -38,7 +38,7 @@ class PyFunc:
 
         k = int((params or {}).get("top_k", 1))
         rows = model_input
-        if hasattr(self.clf, "classifier_"):
+        if self.clf.takes_texts:
             table = np.asarray(rows, dtype=object)
             if table.ndim == 2 and table.shape[1] != 1:
                 raise ValueError(

@@ -178,4 +178,4 @@ def analyse(
 
 def _texts_of(clf: Any, X: Any) -> Sequence[str] | None:
     """Return X if it is the texts of a `TextClassifier`."""
-    return list(X) if hasattr(clf, "features_") else None
+    return list(X) if clf.takes_texts else None

@@ -61,8 +61,8 @@ class AnalysisConfig:
 
     def __post_init__(self) -> None:
         for name in ("n_best", "n_bins", "n_groups"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1.")
+            if vars(self)[name] < 1:
+                raise ValueError(f"{name} is {vars(self)[name]}; it must be at least 1.")
 
 
 @dataclass(frozen=True, eq=False)

@@ -64,7 +64,7 @@ class ServedModel:
     def __init__(self, name: str, folder: Path, clf: Any, document: Any = None) -> None:
         self.name, self.folder, self.clf, self.document = name, folder, clf, document
         self.loaded_at = datetime.now(UTC)
-        self.takes_texts = hasattr(clf, "classifier_")
+        self.takes_texts = clf.takes_texts
         self.encodes = self.takes_texts and clf.encoder is not None
         self.classifier = clf.classifier_ if self.takes_texts else clf
         self.n_classes, self.n_features = len(clf.classes_), int(self.classifier.n_features_in_)

@@ -72,10 +72,10 @@ class ServeConfig:
     def __post_init__(self) -> None:
         counts = ("max_body_bytes", "max_texts", "max_characters", "max_top_k", "max_connections")
         for name in (*counts, "max_queue_rows", "max_batch_rows", "short_rows", "top_k"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1.")
+            if vars(self)[name] < 1:
+                raise ValueError(f"{name} is {vars(self)[name]}; it must be at least 1.")
         for name in ("max_seconds", "head_seconds", "idle_seconds", "stop_seconds"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name} is {getattr(self, name)}; it must be above 0.")
+            if not vars(self)[name] > 0:
+                raise ValueError(f"{name} is {vars(self)[name]}; it must be above 0.")
         if self.api_key is not None and not self.api_key.strip():
             raise ValueError("the API key is empty; give a key of at least one character, or none.")

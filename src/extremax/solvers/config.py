@@ -56,9 +56,10 @@ class FitConfig:
         solver.check()
         stored = checks.read(content, _Stored)
         check_values("the model", {"n_epochs": stored.n_epochs})
+        plain = msgspec.structs.asdict(stored)
         layout = FeatureLayout(n_columns, stored.n_dense, stored.column_groups)
         numbers = checks.read(_earlier_numbers(content.get("numbers", {})), Defaults)
-        return cls(solver, layout=layout, numbers=numbers, **{name: getattr(stored, name) for name in _PLAIN})
+        return cls(solver, layout=layout, numbers=numbers, **{n: plain[n] for n in _PLAIN})
 
 
 class _Stored(msgspec.Struct):
