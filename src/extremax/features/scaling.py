@@ -16,7 +16,7 @@ the same bits of u, a column times any other factor the same numbers up to round
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -90,27 +90,11 @@ class ColumnScaling:
         config = config or ScaleConfig()
         used = None if weight is None else np.flatnonzero(np.asarray(weight) > 0)
         n_rows = int(X.shape[0]) if used is None else len(used)
-        where = sample_places(n_rows, config)
+        where = _sample_places(n_rows, config)
         sample = np.ascontiguousarray(X[where if used is None else used[where]], dtype=np.float32)
-        limits = ClipLimits.of(sample, config)
-        return cls.from_moments(
-            sample, limits, _clipped_moments(X, weight, limits, n_threads), n_rows, config
-        )
-
-    @classmethod
-    def from_moments(
-        cls,
-        sample: Float32,
-        limits: ClipLimits,
-        moments: tuple[Float64, Float64],
-        n_rows: int,
-        config: ScaleConfig,
-    ) -> ColumnScaling:
-        """Find centre and scale from a sample of the rows, and moments of all `n_rows` of them.
-
-        `moments` are the mean and the mean square of the clipped deviations from the median.
-        """
-        median, (first, second) = limits.median, moments
+        median = np.median(sample.astype(np.float64), axis=0).astype(np.float32)
+        bound = _bounds(np.abs(sample.astype(np.float64) - median), config)
+        first, second = _clipped_moments(X, weight, median, bound, n_threads)
         spread = np.sqrt(np.maximum(second - first * first, 0.0))
         centre = median.astype(np.float64) + first
         length = float(np.sqrt(np.sum(spread * spread + centre * centre)))
@@ -272,33 +256,14 @@ class LargeColumns:
         values, indices = np.abs(X.data[inside]), X.indices[inside]
         if not config.standardize or not len(values):
             return None
-        some = values[:: sparse_stride(len(values), config)]
-        if not cls.may_exist(float(values.max()), some, config):
+        some = values[:: max(1, len(values) // config.sparse_sample)]
+        if values.max() <= config.max_column * float(np.median(some)):
             return None
-        largest = column_maxima(values, indices, n_columns)
-        typical, is_large = cls.candidates(largest, config)
-        among = is_large[indices]
-        return cls.among(values[among], indices[among], typical, config)
-
-    @staticmethod
-    def may_exist(largest: float, some: Float32, config: ScaleConfig) -> bool:
-        """Whether the largest of all entries is far larger than `some` of them usually are."""
-        return not largest <= config.max_column * float(np.median(some))
-
-    @staticmethod
-    def candidates(largest: Float32, config: ScaleConfig) -> tuple[float, Bool]:
-        """Return the typical size of a column, and which columns have an entry that is far larger.
-
-        `largest` is the largest entry of each column.
-        """
+        largest = np.zeros(n_columns, np.float32)  # entry of each column
+        np.maximum.at(largest, indices, values)
         typical = float(np.median(largest[largest > 0.0]))
-        return typical, largest > config.max_column * typical
-
-    @classmethod
-    def among(
-        cls, values: Float32, indices: NDArray[Any], typical: float, config: ScaleConfig
-    ) -> LargeColumns | None:
-        """Choose from columns that may be large, given the sizes and the columns of all their entries."""
+        among = (largest > config.max_column * typical)[indices]
+        values, indices = values[among], indices[among]
         if not len(values):
             return None
         order = np.lexsort((values, indices))
@@ -340,18 +305,6 @@ class LargeColumns:
         return cls(np.array(columns, np.int64), np.array(factors, np.float32))
 
 
-def sparse_stride(n_entries: int, config: ScaleConfig) -> int:
-    """Return the step from one entry to the next that tell how large entries are."""
-    return max(1, n_entries // config.sparse_sample)
-
-
-def column_maxima(values: Float32, indices: NDArray[Any], n_columns: int) -> Float32:
-    """Return the largest of some values in each column, zero where there is none."""
-    largest = np.zeros(n_columns, np.float32)
-    np.maximum.at(largest, indices, values)
-    return largest
-
-
 def limit_sparse_rows(X: Any, config: ScaleConfig) -> tuple[Any, int]:
     """Return a CSR matrix without rows that are far longer than others, and how many were shortened.
 
@@ -361,17 +314,8 @@ def limit_sparse_rows(X: Any, config: ScaleConfig) -> tuple[Any, int]:
     if not config.standardize or n_rows < config.min_rows:
         return X, 0
     lengths = np.sqrt(square_sums(X.indptr, X.data))
-    return shorten_rows(X, lengths, length_limit(lengths, config))
-
-
-def length_limit(lengths: Float64, config: ScaleConfig) -> float:
-    """Return the length from which rows are far longer than others."""
     some = lengths[lengths > 0.0]
-    return _MARGIN * _high(some) if len(some) >= config.min_rows else np.inf
-
-
-def shorten_rows(X: Any, lengths: Float64, limit: float) -> tuple[Any, int]:
-    """Return a CSR matrix whose rows have at most a limiting length, and how many were longer."""
+    limit = _MARGIN * _high(some) if len(some) >= config.min_rows else np.inf
     long = lengths > limit
     if not long.any():
         return X, 0
@@ -391,31 +335,7 @@ def _with_values(X: Any, values: Float32) -> Any:
     return found
 
 
-@dataclass(frozen=True)
-class ClipLimits:
-    """Median of each column, and the deviation from it up to which an entry counts."""
-
-    median: Float32
-    bound: Float64
-
-    @classmethod
-    def of(cls, sample: Float32, config: ScaleConfig) -> ClipLimits:
-        """Find them from a sample of the rows."""
-        median = np.median(sample.astype(np.float64), axis=0).astype(np.float32)
-        return cls(median, _bounds(np.abs(sample.astype(np.float64) - median), config))
-
-    def block_sums(self, rows: Any, weight: NDArray[Any] | None) -> tuple[Float64, Float64]:
-        """Return the sums of clipped deviations of some rows, and of their squares."""
-        deviation = np.asarray(rows).astype(np.float64)
-        deviation -= self.median
-        np.clip(deviation, -self.bound, self.bound, out=deviation)
-        part = np.ones(len(deviation)) if weight is None else np.asarray(weight, np.float64)
-        first = part @ deviation
-        np.square(deviation, out=deviation)
-        return first, part @ deviation
-
-
-def sample_places(n_rows: int, config: ScaleConfig) -> Int64:
+def _sample_places(n_rows: int, config: ScaleConfig) -> Int64:
     """Return numbers of rows from all over X, of every one where they are few."""
     where = (np.arange(min(n_rows, config.sample_rows), dtype=np.int64) * n_rows) // min(
         n_rows, config.sample_rows
@@ -449,27 +369,28 @@ def _bounds(deviation: Float64, config: ScaleConfig) -> Float64:
 
 
 def _clipped_moments(
-    X: Any, weight: NDArray[Any] | None, limits: ClipLimits, n_threads: int
+    X: Any, weight: NDArray[Any] | None, median: Float32, bound: Float64, n_threads: int
 ) -> tuple[Float64, Float64]:
-    """Return the mean and the mean square of the clipped deviations from the median."""
+    """Return the mean and the mean square of the deviations from the median, clipped to a bound.
+
+    The order of the sums depends on no thread.
+    """
     cuts = split(int(X.shape[0]), BLOCK_ROWS)
-    sums: list[Any] = [None] * len(cuts)
+    blocks: list[Any] = [None] * len(cuts)
 
     def add(i: int) -> None:
         part = slice(*cuts[i])
-        sums[i] = limits.block_sums(X[part], None if weight is None else weight[part])
+        deviation = np.asarray(X[part]).astype(np.float64)
+        deviation -= median
+        np.clip(deviation, -bound, bound, out=deviation)
+        factor = np.ones(len(deviation)) if weight is None else np.asarray(weight[part], np.float64)
+        first = factor @ deviation
+        np.square(deviation, out=deviation)
+        blocks[i] = first, factor @ deviation
 
     with one_blas_thread():
         run(add, len(cuts), n_threads)
     total = float(X.shape[0]) if weight is None else float(np.sum(weight, dtype=np.float64))
-    return add_block_sums(sums, total)
-
-
-def add_block_sums(blocks: Sequence[tuple[Float64, Float64]], total: float) -> tuple[Float64, Float64]:
-    """Return the moments of all rows from `ClipLimits.block_sums` of each `BLOCK_ROWS` of them.
-
-    `total` is the weight of all rows.  The order of the sums depends on no thread.
-    """
     sums = np.zeros((min(_LANES, len(blocks)), 2, len(blocks[0][0])))
     for i, (first, second) in enumerate(blocks):
         sums[i % len(sums), 0] += first

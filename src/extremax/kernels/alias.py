@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from extremax.kernels.compile import njit
-from extremax.kernels.rng import draw_key, mix64, position_of, uniform_bits
+from extremax.kernels.rng import draw_key, mix64, uniform_bits
 
 
 @njit
@@ -39,18 +39,17 @@ def build_alias(prob, threshold, alias):
 
 
 @njit
-def draw_alias(threshold, alias, log_prob, seed, positions, labels, log_noise, start, stop):
+def draw_alias(threshold, alias, log_prob, seed, labels, log_noise, start, stop):
     """Draw rows [start, stop) of `labels` and `log_noise`.
 
-    A draw is a function of (seed, position of the row, column) alone; see `position_of`.
+    A draw is a function of (seed, row, column) alone.
     """
     n = threshold.shape[0]
     # without this, the seeds 2 s and 2 s + 1 would exchange the draws of neighbouring rows
     mixed_seed = mix64(seed)
     for i in range(start, stop):
-        row = position_of(positions, i)
         for j in range(labels.shape[1]):
-            first, second = uniform_bits(draw_key(mixed_seed, row, j))
+            first, second = uniform_bits(draw_key(mixed_seed, i, j))
             column = min(np.int64(first * n), n - 1)
             label = column if second < threshold[column] else np.int64(alias[column])
             labels[i, j] = label
@@ -58,11 +57,10 @@ def draw_alias(threshold, alias, log_prob, seed, positions, labels, log_noise, s
 
 
 @njit
-def choose_component(seed, weight, positions, first, second, labels):
+def choose_component(seed, weight, first, second, labels):
     """Set labels[i, j] to first[i, j] with probability `weight`, else to second[i, j]."""
     mixed_seed = mix64(seed)
     for i in range(labels.shape[0]):
-        row = position_of(positions, i)
         for j in range(labels.shape[1]):
-            u, _ = uniform_bits(draw_key(mixed_seed, row, j))
+            u, _ = uniform_bits(draw_key(mixed_seed, i, j))
             labels[i, j] = first[i, j] if u < weight else second[i, j]

@@ -46,16 +46,6 @@ else:
         return z ^ (z >> _S31)
 
 
-# Positions of rows that are numbered from zero.
-ROW_NUMBERS = np.empty(0, np.int64)
-
-
-@inline
-def position_of(positions: Any, row: Any) -> Any:
-    """Return the number by which a row is drawn for: its own where there are no positions."""
-    return positions[row] if positions.size > 0 else row
-
-
 @inline
 def draw_key(seed: Any, row: Any, draw: Any) -> Any:
     """Return a 64-bit key for one random draw; ``seed`` already contains the run and the epoch."""

@@ -54,9 +54,6 @@ class Logistic(NamedTuple):
     log_m: np.float32  # subtracted from the logits
     share: np.float32  # weight of a negative
     is_raw: bool = False  # whether the penalty is on xi instead of s
-    by_eta: bool = (
-        False  # whether `pairs.eta` is 0 for positives and 1 for negatives; else column 0 is positive
-    )
 
 
 def negative_sampling(penalty: Any, n_negatives: int, *, is_raw: bool = False) -> Logistic:
@@ -108,7 +105,7 @@ def logistic(settings: Any, pairs: Any, start: int, stop: int) -> None:
             a = s - log_noise[i, j] - settings.log_m
             penalized = scores[i, j] if settings.is_raw else s
             weight, sign = settings.share, np.float32(1.0)
-            if pairs.eta[i] == np.float32(0.0) if settings.by_eta else j == 0:
+            if j == 0:
                 weight, sign = np.float32(1.0), np.float32(-1.0)
             c = np.float32(2.0) * penalty * penalized + sign * sigmoid32(sign * a)
             pairs.coefficients[i, j] = row_weight[i] * weight * c

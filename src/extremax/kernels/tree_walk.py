@@ -19,7 +19,7 @@ import numpy as np
 
 from extremax.kernels.compile import inline, njit
 from extremax.kernels.math import bits_float, exp32, float_bits, log1p32
-from extremax.kernels.rng import draw_key, mix64, position_of
+from extremax.kernels.rng import draw_key, mix64
 
 LANES = 16  # columns of `table` and of the features are a multiple of this: a cache line of float32
 _BLOCK = 64  # rows that walk together
@@ -66,12 +66,11 @@ def dot_rows(left, i, right, j):
 
 
 @njit
-def sample_paths(tree, Z, positions, n_draws, seed, start, stop, labels, log_prob):
+def sample_paths(tree, Z, n_draws, seed, start, stop, labels, log_prob):
     """Draw one class for every pair in [start, stop).
 
     Pair p is draw ``p % n_draws`` of row ``p // n_draws`` of Z; ``labels`` int32 and ``log_prob`` float32
-    (n_rows * n_draws,) are filled.  ``positions`` are the numbers that rows have among all of a window, which
-    may be spread over machines; `ROW_NUMBERS` where Z has all of them.
+    (n_rows * n_draws,) are filled.
     """
     table, biases = tree.table, tree.biases
     n_inner = biases.shape[0]
@@ -90,7 +89,7 @@ def sample_paths(tree, Z, positions, n_draws, seed, start, stop, labels, log_pro
         for j in range(_BLOCK):
             pair = block + min(j, size - 1)
             rows[j] = pair // n_draws
-            keys[j] = draw_key(mixed_seed, position_of(positions, rows[j]), pair - rows[j] * n_draws)
+            keys[j] = draw_key(mixed_seed, rows[j], pair - rows[j] * n_draws)
             nodes[j] = 0
             against[j] = _ZERO
             product[j] = _ONE

@@ -249,16 +249,11 @@ def find_feature_scale(X: Features, used: Bool | None = None, config: ScaleConfi
         total = float(np.square(data, dtype=np.float64).sum())
     else:
         total = 0.0
-        size = scale_block_rows(int(rows.shape[1]))
+        size = min(4096, max(1, _BLOCK_VALUES // int(rows.shape[1])))
         for i in range(0, len(rows), size):  # float64 sums in a fixed order, without a copy of X
             block = rows[i : i + size] if used is None else rows[i : i + size][used[i : i + size]]
             total += float(np.square(block, dtype=np.float64).sum())
     return scale_of_squares(total, rows.shape[0] if used is None else int(used.sum()), config)
-
-
-def scale_block_rows(n_features: int) -> int:
-    """Return the rows whose squares `find_feature_scale` adds up at a time."""
-    return min(4096, max(1, _BLOCK_VALUES // n_features))
 
 
 def scale_of_squares(total: float, n_rows: int, config: ScaleConfig) -> float:

@@ -98,42 +98,27 @@ class RowTrainer(TrainerBase):
                 if self.solver.scale_features
                 else 1.0
             )
-        projection = self.find_projection(X, row_weight(data), scale, scaling)
-        tables = self.new_tables(n_classes, int(X.shape[1]))
+        projection = (
+            self._project(X, row_weight(data), scale, scaling)
+            if self.solver.uses_tree
+            else own_projection(self.solver.noise, int(X.shape[1]))
+        )
+        square = numbers.rows.initial_square
+        tables = Tables.zeros(n_classes, int(X.shape[1]), self.solver.optimizer, initial_square=square)
         Z = self.projected.get(projection, X, scaling)
         noise, chosen = fit_noise(data, Z, n_classes, config, self.context)
         state = TrainState(tables, scale, noise, projection, scaling=scaling, chosen=limited | chosen)
         if self.solver.starts_at_noise:
-            tables.biases[:] = self.mean_log_noise(noise, data, Z)
+            tables.biases[:] = self._mean_log_noise(noise, data, Z)
         return state
 
-    def new_tables(self, n_classes: int, n_features: int) -> Tables:
-        """Return tables before the first epoch, of all classes or of some."""
-        square = self.config.numbers.rows.initial_square
-        return Tables.zeros(n_classes, n_features, self.solver.optimizer, initial_square=square)
-
-    def mean_log_noise(self, noise: Noise, data: Examples, Z: Float32) -> Float32:
-        """Return the mean of log p_n of each class over some rows: biases of scores that are
-        log-probabilities.
-        """
+    def _mean_log_noise(self, noise: Noise, data: Examples, Z: Float32) -> Float32:
+        """Return the mean of log p_n of each class over some rows."""
         numbers = self.config.numbers.rows
         most = max(numbers.min_start_rows, numbers.start_log_probs // noise.n_classes)
         some = np.linspace(0, data.n_pairs - 1, min(data.n_pairs, most)).astype(np.int64)
         some = some if data.row_index is None else np.unique(data.row_index[some])
         return mean_log_prob(noise, Z[some], n_jobs=self.context.n_threads)
-
-    @property
-    def projection_rows(self) -> int | None:
-        """Rows that the projection of the tree is found from; None for all."""
-        return None if self.solver.tree_fit == "paper" else MAX_ROWS
-
-    def find_projection(
-        self, X: Features, weight: NDArray[Any] | None, scale: float, scaling: ColumnScaling | None
-    ) -> PCA | None:
-        """Return the projection of the features for the tree; None without a tree."""
-        if not self.solver.uses_tree:
-            return own_projection(self.solver.noise, int(X.shape[1]))
-        return self._project(X, weight, scale, scaling)
 
     def _project(
         self, X: Features, weight: NDArray[Any] | None, scale: float, scaling: ColumnScaling | None
@@ -144,9 +129,14 @@ class RowTrainer(TrainerBase):
         """
         self.context.progress.log("projecting the features")
         kept = min(self.solver.tree_components, int(X.shape[1]))
-        options: dict[str, Any] = {"max_rows": self.projection_rows}
-        options |= {"n_jobs": self.context.n_threads, "scaling": scaling}
-        found = PCA.fit(X, kept, sample_weight=weight, **options)
+        found = PCA.fit(
+            X,
+            kept,
+            sample_weight=weight,
+            max_rows=None if self.solver.tree_fit == "paper" else MAX_ROWS,
+            n_jobs=self.context.n_threads,
+            scaling=scaling,
+        )
         if scaling is None:
             components = found.components[:kept] * np.float32(scale)
             projection = PCA(components, found.mean, found.explained_variance[:kept] * scale**2)
@@ -181,7 +171,7 @@ class RowTrainer(TrainerBase):
         step = self._step(state, rate)
         eta_of_pairs = _pair_values(state, prepared) if self.solver.pair_state else None
         whole_weight = float(data.pair_weight.sum(dtype=np.float64))
-        prior = PriorSchedule(config, tables, tables.n_classes, data.n_pairs, whole_weight)
+        prior = PriorSchedule(config, tables, data.n_pairs, whole_weight)
         width, stretch = 1 + self.solver.n_negatives, self.stretch_rows
         total, weight_done, pairs_done = 0.0, 0.0, 0
         order = epoch_windows(prepared.source, data, seed, state.n_epochs, config.numbers.order)
@@ -285,14 +275,13 @@ class PriorSchedule:
     config
         Its variance, and the pairs per class.
     tables
-        What it shrinks: all classes, or some of them.
-    n_classes, n_pairs, whole_weight
-        All classes, and pairs of an epoch and their weight.
+        What it shrinks.
+    n_pairs, whole_weight
+        Pairs of an epoch, and their weight.
     """
 
     config: FitConfig
     tables: Tables
-    n_classes: int
     n_pairs: int
     whole_weight: float
     due: int = 0
@@ -303,7 +292,7 @@ class PriorSchedule:
         if variance is None:
             return
         self.due += n_scores
-        every = self.config.numbers.rows.prior_pairs * self.n_classes
+        every = self.config.numbers.rows.prior_pairs * self.tables.n_classes
         if self.due >= every or pairs_done == self.n_pairs:
             fraction = (weight_done - self.weight_shrunk) / self.whole_weight
             shrink(self.tables, fraction / variance, rate, threads)

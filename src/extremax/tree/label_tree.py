@@ -15,7 +15,6 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy import sparse
 
-from extremax.kernels.rng import ROW_NUMBERS
 from extremax.kernels.tree_walk import (
     CHUNK,
     TILE,
@@ -41,7 +40,7 @@ from extremax.tree.layout import (
     plain,
 )
 from extremax.tuned import TreeFitConfig
-from extremax.types import Float32, Float64, Int32, Int64
+from extremax.types import Float32, Float64, Int32
 from extremax.validation.features import check_features
 from extremax.validation.random_state import check_random_state
 from extremax.validation.sample_weight import check_sample_weight
@@ -280,26 +279,14 @@ class LabelTree:
         """
         if n_draws < 0:
             raise ValueError(f"n_draws is {n_draws}; it must not be negative.")
-        return self.sample_at(Z, ROW_NUMBERS, n_draws, seed, n_jobs=n_jobs)
-
-    def sample_at(
-        self, Z: ArrayLike, positions: Int64, n_draws: int, seed: int, *, n_jobs: int | None = None
-    ) -> tuple[Int32, Float32]:
-        """Draw what `sample` draws for the rows of these numbers, given the rows alone.
-
-        `ROW_NUMBERS` stands for the numbers of all rows.
-        """
         features = self._check_rows(Z)
         shape = (len(features), n_draws)
         labels, log_prob = np.empty(shape, np.int32), np.empty(shape, np.float32)
         tree, key = self._kernel_arrays(), np.uint64(check_random_state(seed))
         flat_labels, flat_log_prob = labels.reshape(-1), log_prob.reshape(-1)
-        places = np.ascontiguousarray(positions, np.int64)
         pairs = split(labels.size, _PAIRS_PER_TASK)
         run(
-            lambda i: sample_paths(
-                tree, features, places, n_draws, key, *pairs[i], flat_labels, flat_log_prob
-            ),
+            lambda i: sample_paths(tree, features, n_draws, key, *pairs[i], flat_labels, flat_log_prob),
             len(pairs),
             resolve_threads(n_jobs),
         )

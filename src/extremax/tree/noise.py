@@ -18,11 +18,10 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from extremax.kernels.alias import build_alias, choose_component, draw_alias
-from extremax.kernels.rng import ROW_NUMBERS
 from extremax.runtime.threads import resolve_threads, run, split
 from extremax.storage import checks
 from extremax.storage.state import State, merge, register, restore
-from extremax.types import Float32, Float64, Int32, Int64
+from extremax.types import Float32, Float64, Int32
 from extremax.validation.random_state import check_random_state
 
 if TYPE_CHECKING:
@@ -167,22 +166,7 @@ def class_weights(counts: NDArray[Any], exponent: float) -> Float64:
     return weights
 
 
-class _ByPosition(Noise):
-    """A distribution that can draw for some rows of a window without the others."""
-
-    def sample(
-        self, Z: Float32, n_draws: int = 1, seed: int = 0, *, n_jobs: int | None = None
-    ) -> tuple[Int32, Float32]:
-        return self.sample_at(Z, ROW_NUMBERS, n_draws, seed, n_jobs=n_jobs)
-
-    def sample_at(
-        self, Z: Float32, positions: Int64, n_draws: int, seed: int, *, n_jobs: int | None = None
-    ) -> tuple[Int32, Float32]:
-        """Draw what `sample` draws for rows of these numbers."""
-        raise NotImplementedError
-
-
-class _Unconditional(_ByPosition):
+class _Unconditional(Noise):
     """A fixed distribution over classes, drawn in O(1) by an alias table."""
 
     def __init__(self, prob: Float64) -> None:
@@ -205,16 +189,15 @@ class _Unconditional(_ByPosition):
     def shared_log_prob(self) -> Float32:
         return self.log_prob_
 
-    def sample_at(
-        self, Z: Float32, positions: Int64, n_draws: int, seed: int, *, n_jobs: int | None = None
+    def sample(
+        self, Z: Float32, n_draws: int = 1, seed: int = 0, *, n_jobs: int | None = None
     ) -> tuple[Int32, Float32]:
         labels = np.empty((len(Z), n_draws), np.int32)
         log_noise = np.empty((len(Z), n_draws), np.float32)
         blocks, key = split(len(Z), _ROWS_PER_TASK), np.uint64(check_random_state(seed))
-        places = np.ascontiguousarray(positions, np.int64)
         run(
             lambda i: draw_alias(
-                self._threshold, self._alias, self.log_prob_, key, places, labels, log_noise, *blocks[i]
+                self._threshold, self._alias, self.log_prob_, key, labels, log_noise, *blocks[i]
             ),
             len(blocks),
             resolve_threads(n_jobs),
@@ -297,7 +280,7 @@ class FrequencyNoise(_Unconditional):
 
 
 @register("noise", "tree")
-class TreeNoise(_ByPosition):
+class TreeNoise(Noise):
     """The label tree as noise: p_n(y|x) of the paper's section 3.
 
     Parameters
@@ -342,10 +325,10 @@ class TreeNoise(_ByPosition):
     def n_classes(self) -> int:
         return self.tree.n_classes
 
-    def sample_at(
-        self, Z: Float32, positions: Int64, n_draws: int, seed: int, *, n_jobs: int | None = None
+    def sample(
+        self, Z: Float32, n_draws: int = 1, seed: int = 0, *, n_jobs: int | None = None
     ) -> tuple[Int32, Float32]:
-        return self.tree.sample_at(Z, positions, n_draws, seed, n_jobs=n_jobs)
+        return self.tree.sample(Z, n_draws, seed, n_jobs=n_jobs)
 
     def log_prob(self, Z: Float32, labels: Int32, *, n_jobs: int | None = None) -> Float32:
         return self.tree.log_prob(Z, labels, n_jobs=n_jobs)
@@ -364,7 +347,7 @@ class TreeNoise(_ByPosition):
 
 
 @register("noise", "mixture")
-class MixtureNoise(_ByPosition):
+class MixtureNoise(Noise):
     """The mixture ``weight * first + (1 - weight) * second``.
 
     A mixture with `UniformNoise` or `FrequencyNoise` bounds the probability of every class from below, where
@@ -416,18 +399,17 @@ class MixtureNoise(_ByPosition):
         np.logaddexp(mixed, b + np.float32(np.log1p(-self.weight)), out=mixed)
         return mixed
 
-    def sample_at(
-        self, Z: Float32, positions: Int64, n_draws: int, seed: int, *, n_jobs: int | None = None
+    def sample(
+        self, Z: Float32, n_draws: int = 1, seed: int = 0, *, n_jobs: int | None = None
     ) -> tuple[Int32, Float32]:
         # Both components draw and a third hash chooses: a draw stays a pure function of (seed, row, column).
         # The three seeds are independent, so that a mixture inside a mixture does not repeat the choice of
         # the outer one.
         seeds = np.random.SeedSequence(check_random_state(seed)).generate_state(3, np.uint64)
-        first, _ = sample_at(self.first, Z, positions, n_draws, int(seeds[0]), n_jobs=n_jobs)
-        second, _ = sample_at(self.second, Z, positions, n_draws, int(seeds[1]), n_jobs=n_jobs)
+        first, _ = self.first.sample(Z, n_draws, int(seeds[0]), n_jobs=n_jobs)
+        second, _ = self.second.sample(Z, n_draws, int(seeds[1]), n_jobs=n_jobs)
         labels = np.empty_like(first)
-        places = np.ascontiguousarray(positions, np.int64)
-        choose_component(seeds[2], self.weight, places, first, second, labels)
+        choose_component(seeds[2], self.weight, first, second, labels)
         return labels, self.log_prob(Z, labels, n_jobs=n_jobs)
 
     def log_prob(self, Z: Float32, labels: Int32, *, n_jobs: int | None = None) -> Float32:
@@ -454,35 +436,6 @@ class MixtureNoise(_ByPosition):
     def from_state(cls, state: State) -> MixtureNoise:
         first, second = (restore("noise", state.nested(part)) for part in ("first", "second"))
         return cls(first, second, weight=checks.get_float(state.header, "weight"))
-
-
-def draws_by_position(noise: Noise) -> bool:
-    """Whether draws of some rows of a window can be made without the others."""
-    if isinstance(noise, MixtureNoise):
-        return draws_by_position(noise.first) and draws_by_position(noise.second)
-    return isinstance(noise, _ByPosition)
-
-
-def sample_at(
-    noise: Noise, Z: Float32, positions: Int64, n_draws: int, seed: int, *, n_jobs: int | None = None
-) -> tuple[Int32, Float32]:
-    """Draw what ``noise.sample`` draws for the rows of these numbers, given the rows Z alone.
-
-    `ROW_NUMBERS` stands for the numbers of all rows, which any distribution draws.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> noise, Z = FrequencyNoise([1, 3, 2]), np.zeros((5, 0), np.float32)
-    >>> whole, _ = noise.sample(Z, 2, seed=7)
-    >>> some, _ = sample_at(noise, Z[:2], np.array([4, 1]), 2, 7)
-    >>> bool((some == whole[[4, 1]]).all())
-    True
-    """
-    if positions is ROW_NUMBERS:
-        return noise.sample(Z, n_draws, seed, n_jobs=n_jobs)
-    assert isinstance(noise, _ByPosition)
-    return noise.sample_at(Z, positions, n_draws, seed, n_jobs=n_jobs)
 
 
 @register("noise", "changed")
