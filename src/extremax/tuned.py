@@ -395,5 +395,5 @@ def replace_numbers(numbers: Defaults, **parts: Mapping[str, Any]) -> Defaults:
     >>> replace_numbers(DEFAULTS, batch={"max_cells": 4}).batch.max_cells
     4
     """
-    changed: dict[str, Any] = {name: replace(vars(numbers)[name], **values) for name, values in parts.items()}
+    changed: dict[str, Any] = {name: replace(getattr(numbers, name), **values) for name, values in parts.items()}
     return replace(numbers, **changed)

@@ -12,6 +12,8 @@ from extremax.scores.dense import DenseWeights
 class StandIn:
     """The parts of a fitted classifier that an analysis reads."""
 
+    takes_texts = False
+
     def __init__(self, weights, labels=None, counts=None, descriptions=None):
         n_classes = len(weights)
         counts = np.ones(n_classes, np.int64) if counts is None else counts

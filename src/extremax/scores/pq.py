@@ -522,7 +522,7 @@ class PQSearch:
 def _check_config(config: PQConfig) -> None:
     """Raise ModelFileError for numbers that a search divides by, or takes memory by."""
     for name in ("subvectors", "threshold_classes", "max_candidates"):
-        value = vars(config)[name]
+        value = getattr(config, name)
         if not 1 <= value <= 2**31:
             checks.reject(f"{name} of the index is {value}")
     scales = config.tail_scales
