@@ -131,7 +131,7 @@ class Calibration(NamedTuple):
 
 
 class LabelCalibration(NamedTuple):
-    """How the scores of a row become a probability of each label by itself.
+    """How the scores of a row become an independent probability of each label.
 
     Attributes
     ----------
@@ -266,7 +266,7 @@ def best_threshold(prob: Float64, applies: Bool, n_labels: Int64) -> float:
 def mix_uniform(
     log_prob: Float32, uniform_mix: float, n_classes: int, *, out: Float32 | None = None
 ) -> Float32:
-    """Return log((1 - uniform_mix) p + uniform_mix / n_classes); -inf, which is no class, stays.
+    """Return log((1 - uniform_mix) p + uniform_mix / n_classes); -inf marks missing classes and stays.
 
     Examples
     --------

@@ -944,7 +944,7 @@ class ExtremeClassifier(Classifier):
 
     @property
     def _no_coefficients(self) -> str | None:
-        """The reason why there is no `coef_`; None if there is one."""
+        """Why the model has no `coef_`, or None if it has one."""
         if "model_" not in vars(self):
             return f"This {type(self).__name__} is not fitted yet; call fit(X, y) first."
         scorer = self.model_.scorer

@@ -54,7 +54,7 @@ class Fitted:
 
 @dataclass(frozen=True)
 class Request:
-    """Options of a fit besides its data and configuration.
+    """Options of a fit other than data and configuration.
 
     Attributes
     ----------
@@ -312,7 +312,7 @@ def finish_model(
 
 
 def _finish_training(trainer: Trainer, fitted: Fitted, split: Split, context: Context) -> None:
-    """Let the trainer finish; after Ctrl-C with what there is."""
+    """Finish training, or stop where Ctrl-C interrupted it."""
     if not fitted.interrupted:
         try:
             trainer.finish(fitted.state, split)
@@ -445,7 +445,7 @@ def fit_index_on(model: Model, chosen: Features, unseen: Float32 | None, *, n_th
 
 
 def _some(n_rows: int, size: int, seed: int) -> Int64:
-    """Return at most so many rows at random, in order: a file is read from front to back."""
+    """Draw at most `size` random rows, in order: a file is read from front to back."""
     return np.sort(np.random.default_rng((seed, 4)).choice(n_rows, min(n_rows, size), replace=False))
 
 

@@ -282,7 +282,7 @@ def samples_f1(Y: sparse.csr_array, predicted: sparse.csr_array) -> float:
 
 
 def _f1(hits: NDArray[np.integer], true: NDArray[np.integer], predicted: NDArray[np.integer]) -> Any:
-    """Return ``2 hits / (true + predicted)``, 0 where there is nothing to count."""
+    """Return ``2 hits / (true + predicted)``, or 0 if both are 0."""
     return 2.0 * hits / np.maximum(true + predicted, 1)
 
 

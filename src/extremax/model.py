@@ -220,7 +220,7 @@ class Model:
 
     @property
     def _index(self) -> PQSearch | None:
-        """The product-quantization index of beam search; None where there is none, or another search."""
+        """The product-quantization index of beam search, or None."""
         beam = self.searches.get("beam")
         return beam if isinstance(beam, PQSearch) else None
 
@@ -417,7 +417,7 @@ class Model:
         return (DEFAULTS if self.config is None else self.config.numbers).calibration.label_min_prob
 
     def label_prob_all(self, X: Features, *, n_threads: int = 1) -> Float64:
-        """Return for every class the probability that it applies by itself: (n, n_classes)."""
+        """Return the independent probability of every label: (n, n_classes)."""
         return self.labels.prob(*self.predictor(n_threads).log_softmax_all(X))
 
     def label_prob_of(self, X: Features, ids: Int32, *, n_threads: int = 1) -> Float64:

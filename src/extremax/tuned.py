@@ -383,7 +383,7 @@ DEFAULTS = Defaults()
 
 
 def has_many_classes(n_classes: int, n_shared: int, config: BatchConfig) -> bool:
-    """Whether classes are so many that those of a tree's cell are no harder than others."""
+    """Whether there are too many classes for the cells of a tree to find harder ones."""
     return n_classes > config.many_classes * n_shared
 
 
@@ -395,5 +395,7 @@ def replace_numbers(numbers: Defaults, **parts: Mapping[str, Any]) -> Defaults:
     >>> replace_numbers(DEFAULTS, batch={"max_cells": 4}).batch.max_cells
     4
     """
-    changed: dict[str, Any] = {name: replace(getattr(numbers, name), **values) for name, values in parts.items()}
+    changed: dict[str, Any] = {
+        name: replace(getattr(numbers, name), **values) for name, values in parts.items()
+    }
     return replace(numbers, **changed)

@@ -202,7 +202,7 @@ def probabilities(log_prob: Any) -> list[list[float]]:
 
 
 def answers_of(model: Any, inputs: Any, k: int, search: str = "exact") -> list[list[dict[str, Any]]]:
-    """Return the k best labels of each row with their probabilities, and descriptions where there are any.
+    """Return the k best labels of each row with probabilities and descriptions.
 
     Where rows may have several labels, each has the probability that it applies.
     """

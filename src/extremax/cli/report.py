@@ -1,4 +1,4 @@
-"""``extremax report MODEL DATA``: what a model does well and badly, as one HTML file or for a server."""
+"""``extremax report MODEL DATA``: strengths and weaknesses of a model, as a page or for a server."""
 
 from __future__ import annotations
 

@@ -142,7 +142,7 @@ def show(value: Any) -> str:
 
 @contextlib.contextmanager
 def progress(label: str) -> Iterator[Callable[[float, float | None], None]]:
-    """Yield a function that shows what is done of a total, without ``--quiet``.
+    """Yield a function that shows progress towards a total, unless ``--quiet``.
 
     Nothing is shown while the total is None.
     """

@@ -100,7 +100,7 @@ def update(  # noqa: PLR0913 (the options are the interface)
 
 
 def _listed(given: list[str]) -> list[str]:
-    """Return what was given, and the lines of files that were named."""
+    """Return the words given, and the lines of files named by @FILE."""
     found: list[str] = []
     for word in given:
         if not word.startswith(_LABEL_FILE):

@@ -101,7 +101,7 @@ class BadLines:
     def add(
         self, message: str, line: int | None = None, column: int | None = None, *, advice: str = ""
     ) -> None:
-        """Raise for a bad line, or count it; advice says what to do beside correcting it."""
+        """Raise for a bad line, or count it; advice says what else to do than correct it."""
         hint = f"; {advice}" if advice else ""
         if not self._skip:
             hint = f"{hint or '; correct it'}, or pass skip_bad_lines=True to leave such lines out."

@@ -190,7 +190,7 @@ def _names(code: str) -> tuple[str, ...]:
 
 
 def _notes() -> Iterator[tuple[list[str], list[str]]]:
-    """Yield what notes say is coded elsewhere, and the code."""
+    """Yield the terms that notes say are coded elsewhere, and the codes."""
     import simple_icd_10_cm as icd
 
     for code in icd.get_all_codes():

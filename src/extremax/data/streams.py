@@ -96,7 +96,7 @@ class ByteStream:
             number += 1
 
     def chunks(self, size: int) -> Iterator[bytes]:
-        """Yield whole lines, about `size` bytes at a time, or what a pipe has by now."""
+        """Yield whole lines, about `size` bytes at a time, or as many as a pipe has."""
         n_lines = 0
         while data := self.file.read1(size):
             if not data.endswith(b"\n"):

@@ -33,7 +33,7 @@ class Row(NamedTuple):
 
 @dataclass
 class TextReader:
-    """A file of texts, and what was found in it so far."""
+    """A reader of texts, with its notes and bad lines so far."""
 
     stream: ByteStream
     format: str

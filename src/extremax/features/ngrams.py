@@ -119,7 +119,7 @@ class NgramOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return Sizes(*self.char_ngrams, self.word_ngrams, int(self.marks), self.hash_bits)
 
     def most_ngrams(self, n_characters: int) -> int:
-        """Return the greatest number of n-grams in so many characters, a space behind each text included."""
+        """Return the most n-grams that `n_characters` can have, spaces included."""
         low, high = self.char_ngrams
         # A word of l characters and a space has at most l + 1 n-grams of each length from two, and l + 2 of
         # length one.

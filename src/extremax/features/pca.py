@@ -164,14 +164,14 @@ class PCA:
 
     @classmethod
     def identity(cls, n_features: int) -> PCA:
-        """Return the projection that leaves features as they are."""
+        """Return the projection that leaves features unchanged."""
         return cls(
             np.eye(n_features, dtype=np.float32), np.zeros(n_features, np.float32), np.ones(n_features)
         )
 
     @property
     def is_identity(self) -> bool:
-        """Whether features are left as they are, so that mean and variances say nothing about any rows."""
+        """Whether the projection leaves features unchanged."""
         return (
             self.components.shape[0] == self.components.shape[1]
             and not self.mean.any()
@@ -332,7 +332,7 @@ def fit_bytes(
 
 
 def _count_lanes(size: int, n_blocks: int) -> int:
-    """Return the number of partial sums of so many numbers each."""
+    """Return the number of partial sums, each of `size` numbers."""
     return max(2, min(_MOST_LANES, _SUM_ENTRIES // size, n_blocks))
 
 

@@ -195,7 +195,7 @@ class ColumnScaling:
         change_blocks(weights, biases, n_threads, change)
 
     def to_given(self, components: NDArray[Any], mean: NDArray[Any]) -> tuple[Float64, Float64]:
-        """Turn a projection of u, its components and what it takes for the centre, into one of x."""
+        """Turn a projection of u, components and mean, into one of x."""
         centre: Float64 = (self.centre + mean * self.inverse_factor) / self.feature_scale
         given: Float64 = components.astype(np.float64) * self.factor * self.feature_scale
         return given, centre

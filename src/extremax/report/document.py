@@ -89,7 +89,7 @@ def _shown(record: dict[str, Any], describe: Any) -> dict[str, Any]:
 
 
 def _add_examples(rows: list[dict[str, Any]], examples: Table, analysis: Analysis) -> None:
-    """Put the rows of each confusion beside it; both tables are in the same order."""
+    """Attach to each confusion its rows; both tables are in the same order."""
     listed = iter(examples.records())
     for i, row in enumerate(rows):
         n = min(int(analysis.pairs[2][i]), analysis.config.n_examples)
@@ -104,7 +104,7 @@ def _add_examples(rows: list[dict[str, Any]], examples: Table, analysis: Analysi
 
 
 def describe_model(clf: Any) -> dict[str, Any]:
-    """Return what a page says about a model, and the checksum of its labels."""
+    """Return the facts about a model for a page, and the checksum of its labels."""
     model = clf.model_
     return {
         "n_classes": model.n_classes,

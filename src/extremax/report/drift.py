@@ -324,7 +324,7 @@ class Monitor:
         return any(test.max_log_evidence >= self.threshold for test in self._tests.values())
 
     def report(self) -> dict[str, Any]:
-        """Return what the stream is like, in total and by statistic, as plain numbers.
+        """Return evidence and distance, in total and by statistic, as plain numbers.
 
         ``max_log_evidence`` of a statistic is an alarm from ``threshold`` on; ``recent_distance`` is the
         total variation distance between the last thousand rows or so and the reference rows.

@@ -1,4 +1,4 @@
-"""`analyse`: what a model does well and badly on labelled rows, as named tables."""
+"""`analyse`: strengths and weaknesses of a model on labelled rows, as tables."""
 
 from __future__ import annotations
 

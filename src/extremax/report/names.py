@@ -53,7 +53,7 @@ def name_nodes(clf: Any, tree: LabelHierarchy) -> list[str]:
 
 
 def _texts(clf: Any) -> list[str]:
-    """Return the description of each class, or its label where there is none."""
+    """Return the description of each class, or else its label."""
     descriptions, labels = clf.model_.classes.descriptions, [str(label) for label in clf.classes_.tolist()]
     return labels if descriptions is None else [descriptions.text(i) or name for i, name in enumerate(labels)]
 

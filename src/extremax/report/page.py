@@ -178,7 +178,7 @@ class ModelPage:
         return below or [self.n_nodes + int(c) for c in self.hierarchy.classes_of(number)]
 
     def tree(self, node: int = 0, depth: int = 5) -> dict[str, Any]:
-        """Return a node and what is under it, level by level, down to so many levels."""
+        """Return a node and `depth` levels of its descendants, level by level."""
         root = self.node(node)
         if not 0 <= depth <= 16:
             raise ValueError(f"depth is {depth}; give 0 to 16 levels.")
@@ -192,7 +192,7 @@ class ModelPage:
         return {"root": root, "nodes": nodes, "truncated": truncated}
 
     def excerpt(self, max_nodes: int) -> list[dict[str, Any]]:
-        """Return at most so many nodes: those with the most rows are opened first.
+        """Return at most `max_nodes` nodes, opening those with the most rows first.
 
         A node is opened with all of its children or not at all; ``n_hidden`` is the number of classes under
         a node that is not.

@@ -190,7 +190,7 @@ class Predictions:
 
     @cached_property
     def wrong(self) -> Int64:
-        """Pairs whose row has a first prediction that is none of its labels."""
+        """Pairs of rows whose first prediction is wrong."""
         return np.flatnonzero(~self.row_right[self.rows])
 
     @cached_property
@@ -218,7 +218,7 @@ class Predictions:
 
 
 def figure_table(made: Predictions) -> Table:
-    """Return accuracy, top-k accuracy, log-likelihood and calibration error beside class frequencies."""
+    """Compare accuracy, log-likelihood and calibration error with class frequencies."""
     k = made.ranked.labels.shape[1]
 
     def share(pairs: NDArray[np.bool_]) -> float:
@@ -320,12 +320,12 @@ def reliability_table(made: Predictions) -> Table:
 
 
 def _mean(total: NDArray[Any], n: NDArray[Any]) -> Float64:
-    """Return totals divided by counts; NaN where there is nothing."""
+    """Divide totals by counts; NaN for counts of zero."""
     return np.where(n > 0, total / np.maximum(n, 1), np.nan)
 
 
 def wilson(hits: NDArray[Any], n: NDArray[Any], z: float = 1.96) -> tuple[Float64, Float64]:
-    """Return the bounds of Wilson's interval of a share; NaN where there is nothing.
+    """Return the bounds of Wilson's interval of a share; NaN for counts of zero.
 
     Examples
     --------

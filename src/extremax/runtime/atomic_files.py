@@ -20,7 +20,7 @@ _ABANDONED_SECONDS = 3600.0  # a write that goes on has touched its file since
 
 
 def stage_of(path: Path) -> Path:
-    """Return a new temporary name beside `path`, under which its content is written first."""
+    """Return a temporary name in the folder of `path`, to write its content to."""
     return path.with_name(f".{path.name}.{secrets.token_hex(6)}")
 
 

@@ -73,7 +73,7 @@ class Interrupts:
         self._pressed.append((number, frame))
 
     def check(self) -> None:
-        """Raise KeyboardInterrupt, or do what the program's own handler does, if Ctrl-C was pressed."""
+        """Raise KeyboardInterrupt, or call the program's own handler, if Ctrl-C was pressed."""
         if self._pressed and self._handler is not None:
             pressed, self._pressed = self._pressed, []
             self._handler(*pressed[0])

@@ -62,7 +62,7 @@ def check_memory(
     hints: Sequence[str],
     what: str = "ExtremeClassifier.fit",
 ) -> None:
-    """Raise if a need of memory exceeds what is available.
+    """Raise if more memory is needed than available.
 
     Parameters
     ----------

@@ -258,7 +258,7 @@ class MergedPredictor(Predictor):
         return np.take_along_axis(classes, order, axis=1), np.take_along_axis(mixed, order, axis=1)
 
     def _mix(self, log_prob: Float64, classes: Int32 | slice) -> Float64:
-        """Return log-probabilities of classes with uniform mixing; -inf, which is no class, stays."""
+        """Return log-probabilities of classes with uniform mixing; -inf marks missing classes and stays."""
         mix = self.scorer.calibration.uniform_mix
         if mix == 0.0:
             return log_prob

@@ -158,9 +158,7 @@ class Trainer(Protocol):
         ...
 
     def prepare(self, state: TrainState, data: Examples) -> Any:
-        """Compute what all epochs on these examples share; `epoch` receives it, its `data` are the
-        examples.
-        """
+        """Prepare examples for `epoch`; the result has them as `data`."""
         ...
 
     def epoch(
@@ -173,7 +171,7 @@ class Trainer(Protocol):
         ...
 
     def finish(self, state: TrainState, split: Split, *, interrupted: bool = False) -> None:
-        """Do what follows the last epoch of a whole fit: parts without epochs, choices by held-out rows.
+        """Finish a fit after its last epoch: experts without epochs, choices by held-out rows.
 
         A fit that Ctrl-C has `interrupted` gets no further parts.
         """

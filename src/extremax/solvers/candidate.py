@@ -253,7 +253,7 @@ class _Round:
         self._partition()
 
     def _list(self, classes: Int64, scores: Float32) -> Listing:
-        """Return the entries of some classes, with their scores as they are now."""
+        """Return the entries of some classes, with their current scores."""
         first, last = self.listed.starts[classes], self.listed.starts[classes + 1]
         starts = np.append(0, np.cumsum(last - first))
         places = np.arange(starts[-1]) + np.repeat(first - starts[:-1], last - first)

@@ -95,7 +95,7 @@ def resolve(  # noqa: PLR0913 (what a fit depends on)
     n_seen: int | None = None,
     numbers: Defaults = DEFAULTS,
 ) -> FitConfig:
-    """Fill in what a solver leaves open, from the size of the problem.
+    """Fill in the open parameters of a solver from the size of the problem.
 
     `streaming` is for rows that arrive in parts; `n_seen` is the number of classes in the first part.
     """

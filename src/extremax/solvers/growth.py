@@ -1,4 +1,4 @@
-"""Weights of new classes from their rows alone; all other classes stay as they are.
+"""Weights of new classes, from their own rows; all other classes stay unchanged.
 
 **Dense weights.**  On whitened rows a new class is what it was at the start of the fit: the linear
 discriminant, its shrunk mean times the scale that the fit chose.  Without a whitening the spread of the rows
@@ -41,7 +41,7 @@ _NUMBERS = ("log_weights", "cosine_weights", "bias_weights", "edges", "groups")
 
 @dataclass(frozen=True, eq=False)
 class SparseRecord:
-    """The numbers of a fit that determine the weights of a new class, besides its rows.
+    """What `grow` needs to know of a fit to compute the weights of a new class.
 
     Attributes
     ----------
@@ -224,7 +224,7 @@ class SparseRecord:
         return np.maximum(found, 0.1 * max(mean, 0.1))
 
     def _dense(self, data: Examples, n_new: int, weights: SparseWeights) -> tuple[DensePart | None, Float64]:
-        """Return the dense part of new classes, and what it adds to their biases."""
+        """Return the dense part of new classes, and their bias terms."""
         part, nothing = weights.dense, np.zeros(n_new)
         if part is None:
             return None, nothing

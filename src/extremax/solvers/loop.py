@@ -120,7 +120,7 @@ class _Best:
 
 @dataclass(frozen=True)
 class Hooks:
-    """Functions that the loop calls besides the trainer.
+    """Functions that the loop calls.
 
     Attributes
     ----------

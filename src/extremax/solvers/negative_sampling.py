@@ -210,7 +210,7 @@ class RowTrainer(TrainerBase):
     def _draw(
         self, state: TrainState, prepared: PreparedRows, window: Window, seed: int, threads: int
     ) -> Pairs:
-        """Draw the negatives of a window and make room for what is computed of them."""
+        """Draw the negatives of a window, and allocate the arrays of its pairs."""
         data = prepared.data
         n, width, chosen = len(window.pairs), 1 + self.solver.n_negatives, window.pairs
         labels, log_noise = np.empty((n, width), np.int32), np.empty((n, width), np.float32)

@@ -31,7 +31,7 @@ def fit_noise(
     config: FitConfig,
     context: Context,
 ) -> tuple[Noise, dict[str, Any]]:
-    """Return the noise distribution that a solver names and what was chosen for it.
+    """Fit the noise distribution that a solver names; return it and the choices made.
 
     `Z` are the projected rows of the tree; no columns where there is none.
     """
@@ -134,7 +134,7 @@ def fit_paper_tree(
 
 
 def own_projection(noise: str | Noise, n_features: int) -> PCA | None:
-    """Return the projection to the features of a tree that the user gave; None where there is no tree."""
+    """Return the projection of a tree that the user gave, or None."""
     if isinstance(noise, str) or noise.tree is None:
         return None
     projection = noise.projection

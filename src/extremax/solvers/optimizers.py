@@ -99,7 +99,7 @@ class Tables:
         return whole
 
     def training_state(self) -> State:
-        """Return the accumulators, which further training needs besides the weights."""
+        """Return the accumulators, for further training."""
         return State({}, {"squares": self.squares, "bias_squares": self.bias_squares})
 
     @classmethod
@@ -134,7 +134,7 @@ def _copied(array: Float32, index: Int64) -> Float32:
 
 
 def _median(squares: Float32, n: int) -> Float32:
-    """Return n lines of the median of a table's lines, or of so many of them that it is known."""
+    """Return n copies of the median line of a table, estimated from some of its lines."""
     some = squares[:: max(1, len(squares) // _MEDIAN_LINES)]
     line = np.median(some, axis=0) if squares.size else np.zeros(squares.shape[1:])
     return np.broadcast_to(line.astype(np.float32), (n, *squares.shape[1:]))

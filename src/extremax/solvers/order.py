@@ -88,7 +88,7 @@ def is_on_disk(X: object) -> bool:
 
 
 class DenseRows:
-    """Dense rows: as they are when in memory, copied into a buffer when on disk, one window ahead."""
+    """Dense rows, in memory or read from disk one window ahead."""
 
     def __init__(self, X: Float32) -> None:
         self.X = X

@@ -1,4 +1,4 @@
-"""The solvers by name: the parameters each takes, what it needs, and how it fills in what is left open.
+"""The solvers by name, their parameters, and how open parameters are filled in.
 
 A solver is a light object without training code, importable without numba; `Solver.make_trainer` imports the
 trainer.  Formulas stand beside the kernels: `extremax.kernels.row_losses` for negatives drawn for each row
@@ -46,7 +46,7 @@ def register_solver(cls: type[Solver]) -> type[Solver]:
 
 @dataclass(repr=False, kw_only=True)
 class Solver(BaseEstimator):
-    """One way to train: parameters, and what it needs.
+    """A training algorithm with its parameters.
 
     Attributes
     ----------
@@ -477,7 +477,7 @@ class AugmentReduce(NegativeSampling):
 
 
 def _filled(solver: S, **defaults: Any) -> S:
-    """Return a solver with defaults in the place of what is left open."""
+    """Return a solver with its open parameters filled in."""
     given = solver.get_params(deep=False)
     return replace(solver, **{name: value for name, value in defaults.items() if given[name] is None})
 
@@ -554,7 +554,7 @@ def choose_solver(
 
 
 def is_wide_and_sparse(problem: ProblemSize, config: SparseConfig) -> bool:
-    """Whether features are sparse and so many that weights are stored where they are not zero."""
+    """Whether features are so wide and sparse that only non-zero weights are stored."""
     if problem.n_entries is None or problem.n_features < config.min_features:
         return False
     return problem.n_entries <= config.max_density * problem.n_rows * problem.n_features

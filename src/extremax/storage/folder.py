@@ -446,7 +446,7 @@ def _saving(target: Path, names: list[str]) -> Iterator[int]:
 
 
 class _Written(NamedTuple):
-    """Generation of the content of a folder, and the names of its files and folders beside the header."""
+    """Generation of a folder, and the names of its files and folders but the header."""
 
     generation: int
     files: list[str]

@@ -40,7 +40,7 @@ class State:
 def merge(
     header: Mapping[str, Any], parts: Mapping[str, State], arrays: Mapping[str, NDArray[Any]] | None = None
 ) -> State:
-    """Return one state that holds others under prefixes, besides a header and arrays of its own."""
+    """Return one state that holds others under prefixes."""
     joined: dict[str, NDArray[Any]] = dict(arrays or {})
     for prefix, part in parts.items():
         joined |= {f"{prefix}.{name}": array for name, array in part.arrays.items()}

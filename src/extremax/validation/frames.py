@@ -18,7 +18,7 @@ _TEXT_NAMES = ("text", "texts", "sentence", "description", "title", "content", "
 
 
 def as_frame(X: Any, name: str = "X") -> Any:
-    """Return a frame in memory, or the vectors of a frame of one such column; others as they are.
+    """Return a frame in memory, or its vectors if it is one column of them.
 
     Examples
     --------
@@ -110,7 +110,7 @@ def frame_inputs(X: Any, y: Any) -> tuple[Any, Any]:
 
 
 def as_labels(y: Any) -> Any:
-    """Return labels of a column or a frame of any kind as lists or arrays; others as they are."""
+    """Return the labels of a column or frame as lists or arrays."""
     if isinstance(y, _PLAIN) or sparse.issparse(y) or is_pandas(y):
         return y
     if to_table(y, "y") is not None:
