@@ -285,8 +285,8 @@ class TreeTuningConfig:
 
     grid: tuple[float, ...] = (0.01, 0.1, 1.0, 10.0, 100.0, 1e4)  # the largest leaves the class frequencies
     held_out: float = 0.1  # fraction of the rows that choose
-    sample_rows: int = 10_000  # rows that rank the penalties of the top levels
-    sample_share: float = 1 / 8  # of the rows, in whole subtrees, that rank those below, at least
+    sample_rows: int = 5_000  # rows that rank the penalties of the top levels
+    sample_share: float = 1 / 16  # of the rows, in whole subtrees, that rank those below, at least
     structure_regularization: float = 0.3  # while the structure is fitted
     bias_regularization: float = 1.0  # of all fits: biases are class frequencies, which need little shrinkage
     top_levels: int = 6  # levels decided by a sample of rows; deeper ones by a sample of subtrees
