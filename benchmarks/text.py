@@ -5,6 +5,9 @@
     python benchmarks/text.py --data yso-finna-100k --methods extremax-text pecos omikuji \\
         --features words --peer-python peers/bin/python
     python benchmarks/text.py --data icd10cm --methods extremax-text --seeds 0 1 2
+    python benchmarks/text.py --out lab/results/scaling.jsonl --scaling lab/results/scaling.svg
+
+The last one fits `extremax-text` to sets of growing size and draws what training and prediction cost.
 
 PECOS, omikuji and napkinXC need an environment of their own, because PECOS needs numpy 1: ``python -m venv
 peers && peers/bin/pip install torch==2.13.0``, then ``peers/bin/pip install libpecos omikuji napkinxc``
@@ -84,6 +87,15 @@ TITLES = {
 }
 IN_PEER_PYTHON = ("pecos", "omikuji", "napkinxc")
 DEFAULT_DATA = tuple(name for name in datasets.TEXT_BUILDERS if name != "planted-texts")
+BY_ROWS = (*datasets.YSO_ROWS, "yso-finna")
+BY_CLASSES = (
+    "debian-section",
+    "debian-maintainer",
+    "icd10cm",
+    "npm-owner-124k",
+    "polish-nouns",
+    "npm-owner-282k",
+)
 TINY_METHODS = (
     "extremax",
     "extremax-start",
@@ -477,6 +489,7 @@ def compare(
             write_rows(NAME, [row], show=False)
             if out is not None:
                 about = {"data": data.name, "method": method, "seed": seed, "features": data.kind}
+                about |= {"rows": data.n_rows["train"], "classes": data.n_classes}
                 append_row(out, about | row)
         if len(found) > 1:
             print(f"| {METHODS[method]}, mean | {' | '.join(_mean_cells(found, heads))} |", flush=True)
@@ -529,7 +542,7 @@ def _print_sizes(data: Prepared, methods: Iterable[str]) -> None:
 # -- the figure
 
 
-def draw(rows: Sequence[dict[str, Any]], path: Path) -> None:
+def draw_accuracy(rows: Sequence[dict[str, Any]], path: Path) -> None:
     """Draw accuracy against the processor seconds of training, a panel for each set; later rows win."""
     import matplotlib as mpl
     from matplotlib.figure import Figure
@@ -565,13 +578,48 @@ def draw(rows: Sequence[dict[str, Any]], path: Path) -> None:
     figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None, dpi=160)
 
 
+def draw_costs(rows: Sequence[dict[str, Any]], path: Path) -> None:
+    """Draw milliseconds of training and of prediction per row against rows and against classes."""
+    import matplotlib as mpl
+    from matplotlib.figure import Figure
+
+    mpl.rcParams["svg.hashsalt"] = "extremax"
+    last = {row["data"]: row for row in rows if row["method"] == "extremax-text" and "rows" in row}
+    columns = ((BY_ROWS, "rows", "classes"), (BY_CLASSES, "classes", "rows"))
+    figure = Figure(figsize=(9.6, 6.4), layout="constrained")
+    for (names, size, other), column in zip(columns, figure.subplots(2, 2).T, strict=True):
+        points = [last[name] for name in names if name in last]
+        training = [1e3 * row["processor s"] / row["rows"] for row in points]
+        heights = (training, "training"), ([row["ms per row"] for row in points], "exact top-5")
+        for (values, label), axes in zip(heights, column, strict=True):
+            axes.plot([row[size] for row in points], values, "o-", color="C1")
+            for row, value in zip(points, values, strict=True):
+                note = f"{row['processor s']:,.0f} s" if label == "training" else f"{row[other]:,} {other}"
+                axes.annotate(
+                    note,
+                    (row[size], value),
+                    xytext=(0, 7),
+                    textcoords="offset points",
+                    ha="center",
+                    fontsize=8,
+                )
+            axes.set_xscale("log")
+            axes.margins(0.16, 0.2)
+            axes.set_ylim(bottom=0)
+            axes.set_xlabel("titles of a library" if size == "rows" else "classes of several sets")
+            axes.set_ylabel(f"{label}, ms of the processor a row")
+            axes.spines[["top", "right"]].set_visible(False)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None, dpi=160)
+
+
 # -- command line
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = make_parser(__doc__)
-    parser.add_argument("--data", nargs="+", choices=datasets.TEXT_BUILDERS, default=DEFAULT_DATA)
-    parser.add_argument("--methods", nargs="+", choices=METHODS, default=tuple(METHODS))
+    parser.add_argument("--data", nargs="+", choices=datasets.TEXT_BUILDERS)
+    parser.add_argument("--methods", nargs="+", choices=METHODS)
     parser.add_argument("--peer-python", metavar="PYTHON", help="an interpreter that has the peers")
     parser.add_argument("--test-rows", type=int, default=10_000, help="at most so many, at random")
     parser.add_argument("--threads", type=int, default=2, help="of training")
@@ -588,13 +636,19 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--figure", type=Path, help="draw accuracy against training time of all rows in --out"
     )
+    parser.add_argument(
+        "--scaling", type=Path, help="draw costs against rows and classes of all rows in --out"
+    )
     parser.add_argument("--by-size", action="store_true", help="also accuracy by training rows of the class")
     parser.add_argument("--features", choices=("ngrams", "words"), default="ngrams", help="made from texts")
     parser.add_argument("--seeds", type=int, nargs="+", default=(0,), help="of extremax, a run for each")
     parser.add_argument("--worker", nargs=4, help=argparse.SUPPRESS)
     args = parser.parse_args(argv)
-    if args.figure is not None and args.out is None:
-        parser.error("--figure draws what is in the file of --out: name one")
+    if args.out is None and (args.figure is not None or args.scaling is not None):
+        parser.error("--figure and --scaling draw what is in the file of --out: name one")
+    costs = args.scaling is not None
+    args.data = args.data or ((*BY_ROWS, *BY_CLASSES) if costs else DEFAULT_DATA)
+    args.methods = args.methods or (("extremax-text",) if costs else tuple(METHODS))
     return args
 
 
@@ -617,8 +671,9 @@ def main(argv: Sequence[str] | None = None) -> None:
                 continue
             data = prepare(datasets.load_texts(name), root, args.test_rows, args.threads, args.features)
             compare(data, methods, options, args.out, args.seeds)
-    if args.figure is not None:
-        draw([json.loads(line) for line in args.out.read_text().splitlines()], args.figure)
+    for path, draw in ((args.figure, draw_accuracy), (args.scaling, draw_costs)):
+        if path is not None:
+            draw([json.loads(line) for line in args.out.read_text().splitlines()], path)
 
 
 if __name__ == "__main__":
