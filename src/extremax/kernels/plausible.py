@@ -17,6 +17,7 @@ Classes are independent, so that threads may share them in any way.
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import numpy as np
@@ -142,13 +143,17 @@ def _solve(squares, options, c, n, n_own, last, local):
     inverse = 1.0 / options.regularization
     constant = np.float32(options.bias_feature)
     skipped = _SKIP * options.tolerance
+    # the score up to which the variable of another row surely stays near zero
+    far = -np.inf if constant != 0.0 else -1.0 if options.has_margin else math.log(skipped)
     n_active = n
     for number in range(options.passes):
         is_full = number % _FULL == 0
         if is_full:
             n_active = n
         seed = np.uint64(options.seed) ^ np.uint64(number << 20)
-        for k in range(n_active - 1, 0, -1):
+        # own rows come first of all: what they teach tells which others matter
+        shuffled = n_active if number > 0 or constant != 0.0 else n_own
+        for k in range(shuffled - 1, 0, -1):
             swap_random(local.order, k, seed, c)
         largest, k = 0.0, 0
         while k < n_active:
@@ -160,13 +165,16 @@ def _solve(squares, options, c, n, n_own, last, local):
             weight, old = np.float64(local.weights[i]), np.float64(local.duals[i])
             q = (squares[local.lines[i]] + constant * constant) * inverse
             total = np.float64(score + local.offsets[i])
-            if options.has_margin:
+            if i >= n_own and old == 0.0 and total < far:
+                new = 0.0
+            elif options.has_margin:
                 new = solve_margin(target, weight, total, old, q)
             else:
                 new = solve_dual(target, weight, total, old, q)
             change = abs(new - old)
             largest = change if change > largest else largest
-            if change <= skipped * weight and number > 0:
+            # a bias is learnt from many rows that each say little
+            if change <= skipped * weight and (number > 0 or constant == 0.0):
                 n_active -= 1
                 local.order[k] = local.order[n_active]
                 local.order[n_active] = i
