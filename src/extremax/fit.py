@@ -234,7 +234,7 @@ def start_model(
     used = labelled_rows(rows)
     n_samples = data.n_rows if used is None else int(used.sum())
     classes = ClassInfo(rows.class_counts(n_classes), n_samples)
-    model = Model(trainer.export(state), config.solver.name, classes=classes).trained(state, config)
+    model = Model(trainer.first_weights(state), config.solver.name, classes=classes).trained(state, config)
     record = {"epoch": 0, "seconds": time.perf_counter() - started, "loss": float("nan")}
     return Fitted(model, state, [{**record, "learning_rate": config.solver.learning_rate}])
 

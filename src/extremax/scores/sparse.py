@@ -192,6 +192,14 @@ def scaled_postings(postings: Postings, factor: float) -> Postings:
     return postings._replace(**{name: getattr(postings, name) * np.float32(factor)})
 
 
+def some_postings(postings: Postings, first: int, last: int) -> Postings:
+    """Return the weights of features `first` to before `last`."""
+    offsets = postings.offsets[first : last + 1]
+    part = slice(offsets[0], offsets[-1])
+    steps = postings.steps[first:last]
+    return Postings(offsets - offsets[0], postings.classes[part], postings.values[part], steps)
+
+
 def _unpacked(postings: Postings) -> Float32:
     """Return all weights as float32."""
     if not len(postings.steps):
@@ -221,14 +229,21 @@ def _contributions(postings: Postings, mean: Float32) -> Float32:
     return sizes
 
 
-def prune_postings(postings: Postings, mean: Float32, threshold: float, n_threads: int = 1) -> Postings:
+def prune_postings(
+    postings: Postings,
+    mean: Float32,
+    threshold: float,
+    n_threads: int = 1,
+    kinds: tuple[Any, Any] | None = None,
+) -> Postings:
     """Return postings without weights whose mean contribution to a score is below a threshold.
 
-    `mean` is that of each feature over the rows that have it.
+    `mean` is that of each feature over the rows that have it; `kinds`, where they change, are the types of
+    classes and values.
     """
-    if threshold <= 0.0:
+    if threshold <= 0.0 and kinds is None:
         return postings
-    kinds = postings.classes.dtype, postings.values.dtype
+    kinds = kinds or (postings.classes.dtype, postings.values.dtype)
     return add_postings(postings, no_postings(len(mean)), (mean, threshold), n_threads, kinds)
 
 
@@ -256,7 +271,11 @@ def add_postings(
 
     run(join, len(tasks), n_threads)
     np.cumsum(ends, out=ends)
-    if ends[-1] == len(one.values) and len(two.values) == 0 and kinds[1] == one.values.dtype:
+    if (
+        ends[-1] == len(one.values)
+        and len(two.values) == 0
+        and kinds == (one.classes.dtype, one.values.dtype)
+    ):
         return one
     found = [np.empty(ends[-1], kind) for kind in kinds]
     if ends[-1]:

@@ -187,6 +187,10 @@ class Trainer(Protocol):
         """
         ...
 
+    def first_weights(self, state: TrainState) -> Weights:
+        """Return what a model holds until training or its end replaces it."""
+        ...
+
 
 class ProjectedRows:
     """Projections of X, computed once per matrix and projection; those of outlying rows are limited."""
@@ -339,6 +343,10 @@ class TrainerBase:
             weights, biases = weights.copy(), biases.copy()
             state.coordinates.to_features(weights, biases, self.context.n_threads)
         return DenseWeights(weights, biases, state.feature_scale)
+
+    def first_weights(self, state: TrainState) -> Weights:
+        """Return the weights of the start."""
+        return self.export(state)
 
     @contextmanager
     def training_coordinates(self, state: TrainState, threads: int) -> Iterator[None]:

@@ -23,7 +23,7 @@ from extremax.runtime.executor import THREADS, Check, Executor, Work, unchecked
 from extremax.runtime.products import count_indices, square_sums
 from extremax.runtime.scratch import Scratch
 from extremax.runtime.threads import run, split
-from extremax.scores.sparse import SparseWeights, prune_postings, running_counts
+from extremax.scores.sparse import SparseWeights, packed_kinds, prune_postings, running_counts
 from extremax.tuned import SparseConfig
 from extremax.types import Bool, Float32, Int32, Int64
 
@@ -173,7 +173,10 @@ def find_plausible(
     data, rows, n_rows = training.data, training.rows, len(training.rows.indptr) - 1
     used, first = np.unique(data.rows, return_index=True)
     edges, labels = np.append(first, data.n_pairs).astype(np.int64), np.ascontiguousarray(data.y, np.int32)
-    postings = prune_postings(weights.postings, training.mean, job.config.prune)
+    biases = weights.biases, weights.length_biases
+    kinds = None if row_work is None else packed_kinds(len(biases[0]))  # enough for what only ranks
+    postings = prune_postings(weights.postings, training.mean, job.config.prune, job.n_threads, kinds)
+    del weights  # may be many times as large
     if row_work is not None:
         postings = limit_postings(postings, training, job, row_work)
     found = _empty_proposals(n_rows, n_slots, needs_rest)
@@ -187,7 +190,7 @@ def find_plausible(
         part = CSRRows(rows.data[some], rows.indices[some], offsets - offsets[0])
         return part, used[a:b] - low, edges[a : b + 1] - edges[a], labels[edges[a] : edges[b]]
 
-    shared = postings, (weights.biases, weights.length_biases), n_slots, needs_rest
+    shared = postings, biases, n_slots, needs_rest
     parts = job.executor.map(_begin_search, shared, len(cuts), task, job.n_threads, job.check)
     for (a, b), part in zip(cuts, parts, strict=True):
         for array, values in zip(found, part, strict=True):

@@ -52,6 +52,7 @@ from extremax.solvers.sparse.start import (
     by_columns,
     check_numbers,
     fit_numbers,
+    join_start,
     make_start,
     mix_numbers,
 )
@@ -488,10 +489,14 @@ class SparseTrainer(TrainerBase):
         """Find the plausible classes of a round, beside those of the rounds before."""
         before = tables.found
         if before is None or tables.linear is None:
-            weights, needs_rest = self._start_weights(tables), self._is_similar(tables)
-            work = None if needs_rest else job.config.row_work
+            needs_rest = self._is_similar(tables)
             found = plausible.find_plausible(
-                training, weights, n_slots, job, needs_rest=needs_rest, row_work=work
+                training,
+                self._search_weights(tables, training),  # without a name: gone when it is packed
+                n_slots,
+                job,
+                needs_rest=needs_rest,
+                row_work=None if needs_rest else job.config.row_work,
             )
             return found if needs_rest else found._replace(scores=found.scores[:0])
         if n_slots == tables.sums.matrix.shape[0] - 1 or before.classes.shape[1] >= _MOST_SEARCHES * n_slots:
@@ -554,6 +559,11 @@ class SparseTrainer(TrainerBase):
 
     def _start_weights(self, tables: SparseTables) -> SparseWeights:
         return make_start(tables.sums.arrays, tables.numbers, self.context.n_threads)
+
+    def _search_weights(self, tables: SparseTables, training: TrainingRows) -> SparseWeights:
+        """Return the weights of the start that matter to a search."""
+        pruning = training.mean, self.numbers.prune
+        return join_start(tables.sums.arrays, tables.numbers, pruning, self.context.n_threads)
 
     def _job(self, check: Check = unchecked) -> Job:
         layout, context = self.config.layout, self.context
@@ -751,7 +761,7 @@ class SparseTrainer(TrainerBase):
         linear, found = plausible.linear_rows(training, job), tables.found
         n_slots = self._n_slots(self._problem(linear, n_classes))
         if found is None or len(found.log_rest) == 0:
-            weights = self._start_weights(tables)
+            weights = self._search_weights(tables, training)
             found = plausible.find_plausible(training, weights, n_slots, job, needs_rest=True)
         # of the first round alone: the mass of the others is the rest
         found = found._replace(classes=found.classes[:, :n_slots], scores=found.scores[:, :n_slots])
@@ -838,19 +848,28 @@ class SparseTrainer(TrainerBase):
         those of `features`.
         """
         mix, n_threads = tables.mix, self.context.n_threads
+        n_classes, n_features = tables.sums.matrix.shape
         cosine = mix["centroid"] if self._has_cosine(tables) else 0.0
         numbers = mix_numbers(tables.numbers, mix["start"], cosine)
-        weights = make_start(tables.sums.arrays, numbers, n_threads, features)
+        linear = None
         if tables.linear is not None and mix["linear"] > 0.0:
-            linear = _scaled(tables.linear.weights, mix["linear"])
-        else:
-            linear = _dense_alone(tables.sums.matrix.shape, None, np.zeros_like(weights.biases))
-        weights = _add(weights, linear, n_threads, pruning)
+            linear = tables.linear.weights.postings, mix["linear"]
+        kinds: Any = (np.int32, np.float32) if pruning is None else packed_kinds(n_classes)
+        pruning = pruning or (np.ones(n_features, np.float32), 0.0)
+        weights = join_start(tables.sums.arrays, numbers, pruning, n_threads, linear, kinds, features)
+        if linear is not None and tables.linear is not None:
+            biases = weights.biases + np.float32(mix["linear"]) * tables.linear.biases
+            weights = replace(weights, biases=biases)
         dense, biases = self._dense(tables, mix)
         weights = _rescaled(weights, tables.scale)
         if tables.more_biases is not None:
             biases += tables.more_biases
         return replace(weights, biases=weights.biases + biases, dense=dense)
+
+    def first_weights(self, state: TrainState) -> Weights:
+        """Return no weights: those of the start would take as much memory as the class sums."""
+        shape = _tables(state).sums.matrix.shape
+        return _dense_alone(shape, None, np.zeros(shape[0], np.float32))
 
     def export(self, state: TrainState) -> Weights:
         """Return the sum of the parts as one set of weights."""
@@ -932,26 +951,13 @@ def _changed(job: Job, **numbers: float) -> Job:
     return job._replace(config=replace(job.config, **numbers))  # type: ignore[arg-type]
 
 
-def _scaled(weights: SparseWeights, factor: float) -> SparseWeights:
-    """Return sparse weights times a factor, biases included."""
-    by = np.float32(factor)
-    return replace(
-        weights,
-        postings=scaled_postings(weights.postings, factor),
-        biases=weights.biases * by,
-        length_biases=weights.length_biases * by,
-    )
-
-
 def _add(
     one: SparseWeights,
     two: SparseWeights,
     n_threads: int,
-    pruning: tuple[Float32, float] | None = None,
 ) -> SparseWeights:
     """Return the sum of weights, the first of which may have a dense part."""
-    kinds: tuple[Any, Any] = (np.int32, np.float32) if pruning is None else packed_kinds(one.n_classes)
-    postings = add_postings(one.postings, two.postings, pruning, n_threads, kinds)
+    postings = add_postings(one.postings, two.postings, n_threads=n_threads)
     lengths = one.length_biases + two.length_biases
     return SparseWeights(postings, one.biases + two.biases, lengths, one.dense)
 

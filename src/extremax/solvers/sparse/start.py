@@ -21,7 +21,15 @@ from extremax.kernels.row_updates import CSRRows
 from extremax.kernels.sparse_start import Numbers, Sums
 from extremax.runtime.products import one_blas_thread
 from extremax.runtime.threads import run, split
-from extremax.scores.sparse import SparseWeights, csr_rows, restore_matrix
+from extremax.scores.sparse import (
+    SparseWeights,
+    add_postings,
+    csr_rows,
+    no_postings,
+    restore_matrix,
+    scaled_postings,
+    some_postings,
+)
 from extremax.storage import checks
 from extremax.storage.state import State
 from extremax.tuned import SparseConfig
@@ -75,8 +83,8 @@ class ClassSums:
 
         run(work, len(found), n_threads)
         matrix = sparse.csc_matrix((n_classes, n_features), dtype=np.float32)
-        matrix.indptr = np.append(0, np.cumsum(_take_parts(found, np.int64)))
-        matrix.indices, matrix.data = _take_parts(found, np.int32), _take_parts(found, np.float32)
+        matrix.indptr = np.append(0, np.cumsum(_join_parts(found, np.int64)))
+        matrix.indices, matrix.data = _join_parts(found, np.int32), _join_parts(found, np.float32)
         return cls(matrix, data.class_counts(n_classes, weighted=True).astype(np.float64))
 
     def plus(self, other: ClassSums) -> ClassSums:
@@ -128,9 +136,15 @@ class ClassSums:
         return cls(matrix, np.asarray(counts))
 
 
-def _take_parts(parts: list[list[NDArray[Any]]], kind: Any) -> NDArray[Any]:
-    """Join the first arrays of all parts, and drop them."""
-    return np.concatenate([part.pop(0) for part in parts] or [np.empty(0)]).astype(kind, copy=False)
+def _join_parts(parts: list[list[NDArray[Any]]], kind: Any) -> NDArray[Any]:
+    """Join the first arrays of all parts, and drop each as it is copied."""
+    joined = np.empty(sum(len(part[0]) for part in parts), kind)
+    at = 0
+    for part in parts:
+        array = part.pop(0)
+        joined[at : at + len(array)] = array
+        at += len(array)
+    return joined
 
 
 def by_columns(matrix: Any) -> Any:
@@ -159,15 +173,65 @@ def make_start(
     """Compute the weights of the start from class sums; where `features` are given, of these alone."""
     if features is None:
         features = np.arange(len(arrays.offsets) - 1)
-    values = _weights(arrays, numbers, features, n_threads)
+    values = np.zeros(len(arrays.values), np.float32)
+    tasks, norms = split(len(features), _FEATURES_PER_TASK), np.sqrt(arrays.squares)
+
+    def work(i: int) -> None:
+        kernels.fill_weights(arrays, numbers, features, norms, values, *tasks[i])
+
+    run(work, len(tasks), n_threads)
+    return SparseWeights(Postings(arrays.offsets, arrays.classes, values), *_biases(arrays, numbers))
+
+
+def join_start(
+    arrays: Sums,
+    numbers: Numbers,
+    pruning: tuple[Float32, float],
+    n_threads: int,
+    linear: tuple[Postings, float] | None = None,
+    kinds: tuple[Any, Any] = (np.int32, np.float32),
+    features: Int64 | None = None,
+) -> SparseWeights:
+    """Compute the weights of the start, of some `features` or all, and linear ones times a factor.
+
+    `pruning` and `kinds` are those of `add_postings`. The weights that are left out never take memory.
+    """
+    n_features, norms = len(arrays.offsets) - 1, np.sqrt(arrays.squares)
+    (mean, threshold), (other, factor) = pruning, linear or (no_postings(n_features), 1.0)
+    tasks = split(n_features, _FEATURES_PER_TASK)
+    parts: list[Any] = [None] * len(tasks)
+    edges = [first for first, _ in tasks] + [n_features]
+    cuts = edges if features is None else np.searchsorted(features, edges)
+
+    def work(i: int) -> None:
+        first, last = tasks[i]
+        part = slice(arrays.offsets[first], arrays.offsets[last])
+        offsets = arrays.offsets[first : last + 1] - part.start
+        sums = arrays._replace(
+            offsets=offsets, classes=arrays.classes[part], values=arrays.values[part],
+            feature_mass=arrays.feature_mass[first:last],
+        )  # fmt: skip
+        values = np.zeros(len(sums.values), np.float32)
+        some = np.arange(last - first) if features is None else features[slice(*cuts[i : i + 2])] - first
+        local = numbers._replace(groups=numbers.groups - first)
+        kernels.fill_weights(sums, local, some, norms, values, 0, len(some))
+        one = Postings(offsets, sums.classes, values)
+        two = scaled_postings(some_postings(other, first, last), factor)
+        found = add_postings(one, two, (mean[first:last], threshold), 1, kinds)
+        parts[i] = [np.diff(found.offsets), found.classes, found.values, found.steps]
+
+    run(work, len(tasks), n_threads)
+    ends = np.append(0, np.cumsum(_join_parts(parts, np.int64)))
+    postings = Postings(ends, *(_join_parts(parts, kind) for kind in (*kinds, np.float32)))
+    return SparseWeights(postings, *_biases(arrays, numbers))
+
+
+def _biases(arrays: Sums, numbers: Numbers) -> tuple[Float32, Float32]:
+    """Return the biases of the start, and those for each unit of a row's mass."""
     log_mass = np.log1p(arrays.mass / numbers.smoothing)
     length, prior, mass = numbers.bias_weights
     biases = prior * np.log(np.maximum(arrays.counts, 1e-3)) + mass * log_mass
-    return SparseWeights(
-        Postings(arrays.offsets, arrays.classes, values),
-        biases.astype(np.float32),
-        (length * log_mass).astype(np.float32),
-    )
+    return biases.astype(np.float32), (length * log_mass).astype(np.float32)
 
 
 def mix_numbers(numbers: Numbers, start: float, cosine: float) -> Numbers:
@@ -177,17 +241,6 @@ def mix_numbers(numbers: Numbers, start: float, cosine: float) -> Numbers:
         cosine_weights=start * numbers.cosine_weights + cosine,
         bias_weights=start * numbers.bias_weights,
     )
-
-
-def _weights(arrays: Sums, numbers: Numbers, features: Int64, n_threads: int) -> Float32:
-    values = np.zeros(len(arrays.values), np.float32)
-    tasks, norms = split(len(features), _FEATURES_PER_TASK), np.sqrt(arrays.squares)
-
-    def work(i: int) -> None:
-        kernels.fill_weights(arrays, numbers, features, norms, values, *tasks[i])
-
-    run(work, len(tasks), n_threads)
-    return values
 
 
 def fit_numbers(
