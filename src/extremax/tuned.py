@@ -182,9 +182,7 @@ class SparseConfig:
     # adds the classes that the first takes rows for
     n_epochs_more: int = 2
     regularization: float = 0.1
-    regularization_margin: float = (
-        1.0  # of the squared hinge, for several labels, and for texts of many words ...
-    )
+    regularization_margin: float = 1.5  # of the squared hinge: several labels, and texts of many words ...
     margin_pairs: int = 1000  # ... and so many pairs, at least: held-out rows then choose its scale
     margin_scale: float = 6.0  # nats for a margin of one
     regularization_more: float = 1.0  # ... where new rows correct a model

@@ -10,7 +10,7 @@ from scipy.optimize import minimize
 from extremax.examples import Examples
 from extremax.runtime.context import Context
 from extremax.scores.sparse import SparseWeights
-from extremax.solvers.sparse.mix import fit_mixture
+from extremax.solvers.sparse.mix import _Objective, fit_mixture
 from extremax.tuned import SparseConfig
 from planted import softmax
 
@@ -175,3 +175,29 @@ def test_few_classes_and_few_rows(n_classes):
     assert np.isfinite(found).all()
     found = fit(experts, Examples(X, rng.integers(0, n_classes, 7).astype(np.int32)), max_mix_rows=3)
     assert np.isfinite(found).all()
+
+
+@pytest.mark.gradient
+@pytest.mark.parametrize("rows", [None, np.array([0, 0, 1, 2, 2, 2])])
+def test_gradient_of_likelihood_and_smoothed_accuracy(rows):
+    rng = np.random.default_rng(6)
+    phi, log_weight = rng.normal(size=(6, 5, 3)).astype(np.float32), np.zeros((6, 5), np.float32)
+    weight = rng.uniform(0.5, 2.0, 6) if rows is None else np.ones(6)
+    objective = _Objective(phi, log_weight, weight, np.zeros(3), (10.0, 3.0), rows)
+    theta, h = np.array([0.5, 0.2, 0.3]), 1e-2
+    expected = [(objective(theta + h * e)[0] - objective(theta - h * e)[0]) / (2 * h) for e in np.eye(3)]
+    np.testing.assert_allclose(objective(theta)[1], expected, rtol=0.01, atol=0.01)
+
+
+@pytest.mark.reference
+def test_accuracy_of_several_labels_counts_the_best_of_each_row():
+    """At a steep slope: all labels but the last are above other classes, and each row has one that is."""
+    phi = np.zeros((5, 2, 1), np.float32)
+    phi[:, 0, 0], phi[4, 0, 0] = 1.0, -1.0
+    parts = phi, np.zeros((5, 2), np.float32), np.ones(5), np.ones(1)
+    one = np.ones(1)
+    plain = _Objective(*parts)(one)[0]
+    of_pairs = plain - _Objective(*parts, (1.0, 50.0))(one)[0]
+    both = plain - _Objective(*parts, (1.0, 50.0), np.array([0, 1, 1, 2, 2]))(one)[0]
+    assert of_pairs == pytest.approx(4 / 5)
+    assert both == pytest.approx(0.5 * (4 / 5 + 1.0))

@@ -42,7 +42,8 @@ def fit_mixture(
         factor = _accuracy_weight(experts, data, config)
         if "linear" in experts and factor > 0.0:
             accuracy = factor, config.accuracy_slope
-            objective = _Objective(phi, log_weight, weight, theta, accuracy)
+            rows = data.rows if data.label_edges is not None else None
+            objective = _Objective(phi, log_weight, weight, theta, accuracy, rows)
             ranking = _rescaled(_maximise(objective, found, bounds), found, objective)
             # Weights of zero make every row a tie, half right to the smoothed accuracy: count the rows.
             if objective.fraction_right(ranking) >= objective.fraction_right(found):
@@ -157,7 +158,11 @@ def _candidates(
 
 
 class _Objective:
-    """Log-likelihood of candidate 0, and a smoothed accuracy, as a function of the weights of the models."""
+    """Log-likelihood of candidate 0, and a smoothed accuracy, as a function of the weights of the models.
+
+    With the `rows` of the pairs, ascending, the accuracy is the mean of that of all labels and that of the
+    best label of each row: precision at 1.
+    """
 
     def __init__(
         self,
@@ -166,7 +171,9 @@ class _Objective:
         weight: Float64,
         guess: Float64,
         accuracy: tuple[float, float] = (0.0, 1.0),
+        rows: Int64 | None = None,
     ) -> None:
+        self.starts = None if rows is None else np.flatnonzero(np.diff(rows, prepend=-1))
         self.phi, self.log_weight, self.weight, self.guess = phi, log_weight, weight / weight.sum(), guess
         self.flat, self.first = phi.reshape(-1, phi.shape[2]), self.weight @ phi[:, 0]
         self.accuracy, self.absent = accuracy, ~np.isfinite(log_weight)
@@ -192,6 +199,10 @@ class _Objective:
             sharp = np.exp(np.float32(slope) * scores)
             sharp /= sharp.sum(axis=1, keepdims=True)
             right = sharp[:, 0].astype(np.float64)
+            if self.starts is not None:  # as much for the best label of each row as for all of them
+                best = np.maximum.reduceat(right, self.starts)
+                is_best = right == np.repeat(best, np.diff(self.starts, append=len(right)))
+                weight = 0.5 * (weight + is_best / is_best.sum())
             change = factor * slope * weight * right
             value += factor * float(weight @ right)
             sharp *= change.astype(np.float32)[:, None]
