@@ -192,8 +192,12 @@ def test_a_file_of_class_texts_in_another_encoding():
 
 @pytest.mark.error
 @pytest.mark.parametrize(
-    "content", ["a\n", '{"name": "x"}\n', "a, \n", "a,b\nc\n", '[{"id": "a",\n"name": "b"}]\n', 'a,"b\nc,d\n']
-)
+    "content",
+    [
+        "a\n", '{"name": "x"}\n', "a, \n", "a,b\nc\n", '[{"id": "a",\n"name": "b"}]\n', 'a,"b\nc,d\n', ",b\n",
+        '{"id": "", "name": "b"}\n', '{"id": "a", "name": "\\ud800"}\n',
+    ],
+)  # fmt: skip
 def test_wrong_files_of_class_texts(content):
     with pytest.raises(DataFileError, match=r"line|class text"):
         read_class_texts(io.BytesIO(content.encode()))

@@ -27,6 +27,7 @@ bag = pytest.importorskip("dask.bag")
 distributed = pytest.importorskip("distributed")
 from extremax.dask import DaskExtremeClassifier, DaskTextClassifier, executor  # noqa: E402 (they need Dask)
 from extremax.dask.classifier import _require_room  # noqa: E402
+from extremax.dask.inputs import list_files  # noqa: E402
 from extremax.dask.prediction import SavedModelAt, predict_block  # noqa: E402
 
 N_ROWS, N_FEATURES, N_CLASSES = 900, 12, 40
@@ -185,6 +186,12 @@ def test_files_and_frames(client, problem, tmp_path) -> None:
 
 
 @pytest.mark.invariance
+def test_files_are_named_for_workers_in_other_folders(tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.csv").touch()
+    assert list_files("a.csv") == list_files(".") == [str(tmp_path / "a.csv")]
+
+
 def test_predictions_are_lazy_and_those_of_one_machine(fitted, problem, client) -> None:
     (clf, local), (X, labels) = fitted, problem
     blocks, y = da.from_array(X, chunks=(400, -1)), da.from_array(labels, chunks=400)

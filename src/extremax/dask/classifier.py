@@ -143,6 +143,7 @@ class _OnDask(Classifier):
 
         All workers must be able to read the folder.
         """
+        checksum = folder_checksum(path)  # first: of a model saved meanwhile, workers say so
         found = load_model(path)
         if not isinstance(found, cls._local):
             raise ValueError(
@@ -150,7 +151,7 @@ class _OnDask(Classifier):
             )
         clf = cls(client=client, **found.get_params(deep=False))
         clf._take(found)
-        clf._remote = clf.model_, prediction.SavedModelAt(path, folder_checksum(path))
+        clf._remote = clf.model_, prediction.SavedModelAt(path, checksum)
         return clf
 
     # -- prediction ----------------------------------------------------------------------------------------

@@ -107,7 +107,7 @@ def _split_like(y: Any, X: Any, rows: list[Any], name: str) -> list[Any]:
 
 def list_files(path: str | os.PathLike[str]) -> list[str]:
     """Return a file, or the files of a folder by name."""
-    given = Path(path)
+    given = Path(os.path.abspath(path))  # workers may be in other folders
     if given.is_file():
         return [str(given)]
     if not given.is_dir():

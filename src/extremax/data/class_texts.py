@@ -41,11 +41,13 @@ def read_class_texts(path: Source, *, encoding: str | None = None) -> list[dict[
                 stream.name, "is one JSON array; write each of its objects on a line of its own."
             )
         for line, label, kinds in _objects(stream) if head.startswith(b"{") else _rows(stream):
+            if not label.strip():
+                raise DataFileError(stream.name, "expected a label before its texts, got none.", line=line)
             for kind, texts in kinds.items():
                 bad = next((text for text in (label, *texts) if bad_utf8(text) >= 0), None)
                 if bad is not None:
-                    message = f"expected UTF-8 text; {encoding_advice(bad)}."
-                    raise DataFileError(stream.name, message, line=line)
+                    advice = encoding_advice(bad) or "it has half a character"
+                    raise DataFileError(stream.name, f"expected UTF-8 text; {advice}.", line=line)
                 own = [text for text in texts if text.strip()]
                 if own:
                     found.setdefault(kind, {}).setdefault(label, []).extend(own)
