@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import sparse
 
-from extremax.kernels.postings import Postings, copy_lines
+from extremax.kernels.postings import Postings
 from extremax.runtime.products import count_indices, row_blocks, square_sums
 from extremax.scores.sparse import (
     SparseWeights,
@@ -44,21 +44,6 @@ def postings_of(matrix):
 def assert_same(found, expected):
     for one, two in zip(found[:3], expected[:3], strict=True):
         np.testing.assert_array_equal(one, two)
-
-
-def test_copy_lines_joins_ranges_of_classes():
-    whole = make_matrix(4).tocsc()
-    whole.sort_indices()
-    parts = [whole[:5].tocsc(), whole[5:6].tocsc(), whole[6:].tocsc()]
-    starts = whole.indptr[:-1].astype(np.int64)
-    indices, values = np.empty(whole.nnz, np.int32), np.empty(whole.nnz, np.float32)
-    for first, part in zip((0, 5, 6), parts, strict=True):
-        copy_lines(
-            part.indptr.astype(np.int64), part.indices + np.int32(first), part.data, starts, indices, values
-        )
-    np.testing.assert_array_equal(indices, whole.indices)
-    np.testing.assert_array_equal(values, whole.data)
-    np.testing.assert_array_equal(starts, whole.indptr[1:])
 
 
 @pytest.mark.parametrize("index", [np.int32, np.int64])

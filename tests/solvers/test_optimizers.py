@@ -21,7 +21,6 @@ def test_zeros_allocates_what_it_says(optimizer, n_features):
     assert tables.weights.shape == (9, n_features)
     assert tables.squares.shape == (9, columns)
     assert tables.n_classes == 9
-    assert tables.per_weight == (columns == n_features)
     assert all(a.dtype == np.float32 and a.flags.c_contiguous for a in tables.arrays)
     weights, accumulators = Tables.bytes_needed(9, n_features, optimizer)
     assert tables.weights.nbytes + tables.biases.nbytes == weights

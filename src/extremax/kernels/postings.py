@@ -35,18 +35,6 @@ def step_of(postings, f):
 
 
 @njit
-def copy_lines(offsets, indices, values, starts, out_indices, out):
-    """Copy each line of a matrix to its place in a larger one, and move the place behind it."""
-    for i in range(offsets.size - 1):
-        at = starts[i]
-        for p in range(offsets[i], offsets[i + 1]):
-            out_indices[at] = indices[p]
-            out[at] = values[p]
-            at += 1
-        starts[i] = at
-
-
-@njit
 def place_lines(offsets, indices, values, first, starts, lines, out):
     """Put the entries of lines `first` and on where each index begins, and move that place behind them."""
     for line in range(offsets.size - 1):

@@ -25,6 +25,11 @@ def to_json(value: Any) -> bytes:
         return json.dumps(json_ready(value), separators=(",", ":")).encode()
 
 
+def busy(sentence: str) -> HTTPException:
+    """Return the error of a server that cannot answer now, and may in a second."""
+    return HTTPException(503, sentence, {"Retry-After": "1"})
+
+
 def error_response(error: HTTPException) -> Response:
     """Return the answer to a request that failed."""
     found = json_response({"error": error.detail})

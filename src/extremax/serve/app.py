@@ -20,7 +20,7 @@ from pydantic.json_schema import models_json_schema
 from starlette.exceptions import HTTPException as StarletteHTTPException
 
 from extremax.serve import questions, schemas
-from extremax.serve.answers import error_response, json_response
+from extremax.serve.answers import busy, error_response, json_response
 from extremax.serve.batching import Batcher
 from extremax.serve.guard import OPEN, Guard
 from extremax.serve.metrics import Metrics
@@ -262,11 +262,7 @@ class Application:
         parameters = question.parameters or schemas.WhyParameters()
         top_k = questions.read_top_k(parameters, _EXPLAINED, self.config)
         if self.explain_calls.locked():
-            raise HTTPException(
-                503,
-                f"{_EXPLAIN_CALLS} explanations are being made; try again in a second.",
-                {"Retry-After": "1"},
-            )
+            raise busy(f"{_EXPLAIN_CALLS} explanations are being made; try again in a second.")
         row, kind = rows.rows[0], rows.kind
         return await _in_own_thread(
             self.explain_calls, lambda: json_response(model.explain(row, kind, top_k))
@@ -351,7 +347,7 @@ class Application:
     async def ready(self) -> Response:
         """Say whether the models answer."""
         if not self.is_ready:
-            raise HTTPException(503, "the server is starting or stopping.", {"Retry-After": "1"})
+            raise busy("the server is starting or stopping.")
         return json_response({"status": "ready"})
 
     async def show_metrics(self) -> Response:

@@ -14,8 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from fastapi import HTTPException
-
+from extremax.serve.answers import busy
 from extremax.serve.metrics import Metrics
 from extremax.serve.settings import ServeConfig
 
@@ -116,11 +115,7 @@ class Batcher:
         if not rows:
             return []
         if self.n_queued and self.n_queued + len(rows) > self.config.max_queue_rows:
-            raise HTTPException(
-                503,
-                f"the queue is full: {self.n_queued:,} texts are waiting; try again in a second.",
-                {"Retry-After": "1"},
-            )
+            raise busy(f"the queue is full: {self.n_queued:,} texts are waiting; try again in a second.")
         job = _Job(work, rows, asyncio.get_running_loop().create_future(), time.monotonic())
         (self._short if len(rows) <= self.config.short_rows else self._long).add(job)
         return await job.future

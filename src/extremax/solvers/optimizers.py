@@ -116,11 +116,6 @@ class Tables:
         return cls(arrays["weights"], arrays["biases"], squares, bias_squares)
 
     @property
-    def per_weight(self) -> bool:
-        """Whether there is an accumulator for every weight."""
-        return self.squares.shape == self.weights.shape
-
-    @property
     def arrays(self) -> ModelArrays:
         """The tables as kernels take them."""
         return ModelArrays(self.weights, self.biases, self.squares, self.bias_squares)
