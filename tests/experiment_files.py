@@ -77,11 +77,10 @@ def write_run(
     summary = {
         "n_classes": 10662,
         "n_train": 48265,
-        "evaluated_rows": {"valid": 5000, "test": 5000},
         "machine": machine,
         "threads": 1,
     }
-    took = {"training_seconds": 60.0, "evaluation_seconds": 20.0, "compilation_seconds": 4.0}
+    took = {"session_cpu_seconds": 84.0}
     (folder / "summary.json").write_text(
         json.dumps({**summary, **took, "last": points[-1], "date": "2030-01-01T00:00:00+00:00"})
     )

@@ -19,10 +19,10 @@ import pytest
 from experiment_files import make_recipe, write_recipe
 from extremax import ExtremeClassifier, load_model
 from extremax.experiments import load_recipe, run, runner
-from extremax.experiments.curve import Evaluator, Schedule, read_curve, read_test_rows
+from extremax.experiments.curve import Schedule, read_curve, read_test_rows
 from extremax.experiments.recipe import EvaluationConfig, model_defaults, resolve
 from extremax.experiments.rows import load_rows
-from extremax.experiments.runner import FittedNoise, RunOptions, RunWatcher, fit_shared_noise
+from extremax.experiments.runner import FittedNoise, RunWatcher, fit_shared_noise
 from extremax.storage.folder import load_folder
 from extremax.tuned import DEFAULTS, replace_numbers
 
@@ -231,10 +231,8 @@ def test_points_within_an_epoch(tmp_path: Path) -> None:
     recipe = make_recipe(tmp_path, n_epochs=1)
     rows = load_rows(recipe)
     clf = OftenWatched.with_solver(**recipe.model, random_state=0)
-    options = RunOptions(1, 1e9, None, True, print, lambda point: None)
-    evaluate = Evaluator({split: rows.sample(split, 100, 0) for split in ("valid", "test")}, 1)
-    often = EvaluationConfig(first_samples=1, points_per_decade=1000)
-    watcher = RunWatcher(clf, tmp_path, evaluate, ROWS_PER_EPOCH, often, options)
+    often = EvaluationConfig(first_samples=1, points_per_decade=1000, valid_rows=100, test_rows=100)
+    watcher = RunWatcher(clf, tmp_path, rows, often, n_jobs=1)
     clf.fit(rows.X["train"], rows.y["train"], callbacks=[watcher])
     epochs = [point["epoch"] for point in read_curve(tmp_path / "curve.jsonl")]
     assert epochs == sorted(epochs)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import math
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -61,7 +60,7 @@ class Schedule:
 
 
 class Evaluator:
-    """Figures of a model on fixed rows; `seconds` is the time it took so far.
+    """Figures of a model on fixed rows.
 
     `by_row` holds, by split, whether the best class of each row of the last model was its label, and log
     p(y|x): float32 (2, n_rows).
@@ -69,12 +68,10 @@ class Evaluator:
 
     def __init__(self, samples: dict[str, Examples], n_jobs: int | None) -> None:
         self.samples, self.n_threads = samples, resolve_threads(n_jobs)
-        self.seconds = 0.0
         self.by_row: dict[str, Float32] = {}
 
     def __call__(self, model: Model) -> dict[str, float]:
         """Return ``valid_log_likelihood``, ``test_accuracy`` and so on."""
-        started = time.perf_counter()
         out: dict[str, float] = {}
         for split, examples in self.samples.items():
             ranked = model.rank_pairs(examples, n_threads=self.n_threads)
@@ -82,7 +79,6 @@ class Evaluator:
             out |= {f"{split}_{name}": float(value) for name, value in figures.items()}
             hits = ranked.labels[examples.rows, 0] == examples.y
             self.by_row[split] = np.stack([hits, ranked.pair_log_prob]).astype(np.float32)
-        self.seconds += time.perf_counter() - started
         return out
 
 

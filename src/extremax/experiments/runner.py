@@ -72,18 +72,6 @@ class FittedNoise:
     cpu_seconds: float
 
 
-@dataclass(frozen=True)
-class RunOptions:
-    """Arguments of `run` that do not change its model."""
-
-    n_jobs: int | None
-    checkpoint_seconds: float
-    noise: FittedNoise | None
-    keep_model: bool
-    log: Log
-    on_point: OnPoint
-
-
 def run(  # noqa: PLR0913 (the parameters are the API)
     recipe: Recipe,
     out: str | os.PathLike[str],
@@ -122,109 +110,90 @@ def run(  # noqa: PLR0913 (the parameters are the API)
     KeyboardInterrupt
         After Ctrl-C; the last checkpoint is kept.
     """
-    folder = Path(out)
+    folder, started = Path(out), time.process_time()
     config = json.loads(json.dumps(resolve(recipe)))
     config["method"] = recipe.method or method_of(config["model"])
-    options = RunOptions(n_jobs, checkpoint_seconds, noise, keep_model, log, on_point)
     with open_folder(folder, "config.json", config, what="run"):
         if (folder / "summary.json").exists():
             log(f"{folder} is finished already")
             return json.loads((folder / "summary.json").read_text())  # type: ignore[no-any-return]
-        return _run(recipe, folder, config, rows, options)
-
-
-def _run(
-    recipe: Recipe, folder: Path, config: dict[str, Any], rows: Rows | None, options: RunOptions
-) -> dict[str, Any]:
-    n_jobs, log = options.n_jobs, options.log
-    started = time.perf_counter()
-    rows = rows or load_rows(recipe, n_jobs=n_jobs, log=log)
-    load_seconds = time.perf_counter() - started
-    n_rows, n_features = rows.X["train"].shape
-    log(f"{rows.name}: {n_rows:,} training rows, {rows.n_classes:,} classes, {n_features:,} features")
-    parameters = dict(config["model"])
-    compile_seconds = warm_up(parameters, sparse=sp.issparse(rows.X["train"]), n_jobs=n_jobs)
-    if compile_seconds > _LONG_COMPILATION:
-        log(f"compiled in {compile_seconds:.0f} s; later runs find the kernels ready")
-    limits = {"valid": recipe.evaluation.valid_rows, "test": recipe.evaluation.test_rows}
-    samples = {
-        split: rows.sample(split, limit, recipe.evaluation.seed) for split, limit in limits.items() if limit
-    }
-    if options.noise is not None:
-        parameters["noise"] = options.noise.noise
-    clf, state = load_checkpoint(folder) or (make_classifier(parameters, n_jobs=n_jobs), None)
-    evaluate = Evaluator(samples, n_jobs)
-    watcher = RunWatcher(clf, folder, evaluate, n_rows, recipe.evaluation, options)
-    sessions = folder / "machine.json"
-    earlier = json.loads(sessions.read_text()) if sessions.exists() else []
-    write_json(sessions, [*earlier, environment()])
-    X, y = rows.X["train"], rows.classes[rows.y["train"]]
-    if state is None:
-        watcher.curve.cut(0)
-        complete(clf, lambda: clf.fit(X, y, callbacks=[watcher]))
-    else:
-        log(f"{folder} is resumed from epoch {clf.model_.n_epochs}")
-        clf.set_params(n_jobs=n_jobs)
-        watcher.restore(state)
-        if not watcher.finished:
-            complete(clf, lambda: clf.resume_fit(X, y, callbacks=[watcher]))
-    if options.keep_model:
-        watcher.close(clf.history_[-1])
-        clf.save(folder / "model")
-    points = watcher.curve.points
-    summary = {
-        "name": recipe.name,
-        "method": config["method"],
-        "data": rows.name,
-        **rows.sizes(),
-        "n_epochs": int(clf.model_.n_epochs),
-        "choices": clf.choices_,
-        "training_seconds": points[-1]["seconds"],
-        "training_cpu_seconds": points[-1]["cpu_seconds"],
-        "evaluation_seconds": watcher.evaluation_seconds,
-        "compilation_seconds": compile_seconds,
-        "loading_seconds": load_seconds,
-        "threads": resolve_threads(n_jobs),
-        "evaluated_rows": {split: sample.n_rows for split, sample in samples.items()},
-        "last": points[-1],
-        "best_accuracy": best_point(points, "accuracy"),
-        "best_log_likelihood": best_point(points, "log_likelihood"),
-        **{key: value for key, value in environment().items() if key != "versions"},
-    }
-    write_json(folder / "summary.json", summary)
-    shutil.rmtree(folder / "checkpoint", ignore_errors=True)
-    (folder / "checkpoint.json").unlink(missing_ok=True)
-    return summary
+        rows = rows or load_rows(recipe, n_jobs=n_jobs, log=log)
+        X, y = rows.X["train"], rows.classes[rows.y["train"]]
+        log(f"{rows.name}: {len(y):,} training rows, {rows.n_classes:,} classes, {X.shape[1]:,} features")
+        parameters = dict(config["model"])
+        compiled = warm_up(parameters, sparse=sp.issparse(X), n_jobs=n_jobs)
+        if compiled > _LONG_COMPILATION:
+            log(f"compiled in {compiled:.0f} s; later runs find the kernels ready")
+        if noise is not None:
+            parameters["noise"] = noise.noise
+        clf, state = load_checkpoint(folder) or (make_classifier(parameters, n_jobs=n_jobs), None)
+        watcher = RunWatcher(
+            clf, folder, rows, recipe.evaluation, n_jobs, noise, checkpoint_seconds, keep_model, on_point
+        )
+        sessions = folder / "machine.json"
+        earlier = json.loads(sessions.read_text()) if sessions.exists() else []
+        write_json(sessions, [*earlier, environment()])
+        if state is None:
+            watcher.curve.cut(0)
+            complete(clf, lambda: clf.fit(X, y, callbacks=[watcher]))
+        else:
+            log(f"{folder} is resumed from epoch {clf.model_.n_epochs}")
+            clf.set_params(n_jobs=n_jobs)
+            watcher.restore(state)
+            if not watcher.finished:
+                complete(clf, lambda: clf.resume_fit(X, y, callbacks=[watcher]))
+        if keep_model:
+            watcher.close(clf.history_[-1])
+            clf.save(folder / "model")
+        points = watcher.curve.points
+        summary = {
+            "name": recipe.name,
+            "method": config["method"],
+            "data": rows.name,
+            **rows.sizes(),
+            "n_epochs": int(clf.model_.n_epochs),
+            "choices": clf.choices_,
+            "training_seconds": points[-1]["seconds"],
+            "training_cpu_seconds": points[-1]["cpu_seconds"],
+            "session_cpu_seconds": time.process_time() - started,  # with evaluation and compilation
+            "threads": resolve_threads(n_jobs),
+            "last": points[-1],
+            "best_accuracy": best_point(points, "accuracy"),
+            "best_log_likelihood": best_point(points, "log_likelihood"),
+            **{key: value for key, value in environment().items() if key != "versions"},
+        }
+        write_json(folder / "summary.json", summary)
+        shutil.rmtree(folder / "checkpoint", ignore_errors=True)
+        (folder / "checkpoint.json").unlink(missing_ok=True)
+        return summary
 
 
 class RunWatcher(Watcher):
     """Adds points to the curve, writes checkpoints, and ends training on the plateau or by time."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 (as in `run`)
         self,
         clf: ExtremeClassifier,
         folder: Path,
-        evaluate: Evaluator,
-        n_rows: int,
+        rows: Rows,
         evaluation: EvaluationConfig,
-        options: RunOptions,
+        n_jobs: int | None = None,
+        noise: FittedNoise | None = None,
+        checkpoint_seconds: float = 10.0,
+        keep_model: bool = True,
+        on_point: OnPoint = lambda point: None,
     ) -> None:
-        self.clf, self.folder, self.evaluate, self.n_rows = clf, folder, evaluate, n_rows
-        self.max_seconds, self.options = evaluation.max_seconds, options
-        self.schedule = Schedule.of(evaluation, n_rows)
-        self.until_plateau = evaluation.until_plateau
+        limits = {"valid": evaluation.valid_rows, "test": evaluation.test_rows}
+        samples = {split: rows.sample(split, n, evaluation.seed) for split, n in limits.items() if n}
+        self.clf, self.folder, self.n_rows = clf, folder, len(rows.y["train"])
+        self.evaluate, self.evaluation = Evaluator(samples, n_jobs), evaluation
+        self.schedule = Schedule.of(evaluation, self.n_rows)
+        self.checkpoint_seconds, self.keep_model, self.on_point = checkpoint_seconds, keep_model, on_point
         self.curve = CurveFile(folder / "curve.jsonl")
-        self.saved_at = time.perf_counter()
-        self.evaluated_before, self.due, self.finished = 0.0, 0.0, False
-        noise = options.noise
+        self.saved_at, self.due, self.finished = time.perf_counter(), 0.0, False
         self.earlier_seconds = 0.0 if noise is None else noise.seconds
         # Added to the processor's clock, it gives training time.
         self.cpu_offset = (0.0 if noise is None else noise.cpu_seconds) - time.process_time()
-
-    @property
-    def evaluation_seconds(self) -> float:
-        """Time spent in evaluation, also before the run was resumed."""
-        return self.evaluated_before + self.evaluate.seconds
 
     @property
     def cpu_seconds(self) -> float:
@@ -234,7 +203,7 @@ class RunWatcher(Watcher):
     def restore(self, state: Mapping[str, Any]) -> None:
         """Continue from the state of a checkpoint."""
         self.curve.cut(state["n_points"])
-        self.evaluated_before, self.finished = state["evaluation_seconds"], state["finished"]
+        self.finished = state["finished"]
         self.cpu_offset = state["cpu_seconds"] - time.process_time()
         self.due = self.schedule.next_after(self.curve.points[-1]["samples"])
 
@@ -251,15 +220,16 @@ class RunWatcher(Watcher):
 
     def __call__(self, record: Record) -> bool:
         samples = record_samples(record, self.n_rows)
-        stop = self.max_seconds is not None and self.cpu_seconds >= self.max_seconds
+        limit = self.evaluation.max_seconds
+        stop = limit is not None and self.cpu_seconds >= limit
         if stop or samples >= self.due:
             self._add_point(record, samples, self.clf.model_)
-            stop |= self.until_plateau and on_plateau(self.curve.points)
+            stop |= self.evaluation.until_plateau and on_plateau(self.curve.points)
         self.finished = stop
-        if not self.options.keep_model and (stop or record["epoch"] == self.clf.choices_["n_epochs"]):
+        if not self.keep_model and (stop or record["epoch"] == self.clf.choices_["n_epochs"]):
             self.close(record)
             raise TrainingOver
-        if stop or time.perf_counter() - self.saved_at >= self.options.checkpoint_seconds:
+        if stop or time.perf_counter() - self.saved_at >= self.checkpoint_seconds:
             self._save()
         return stop
 
@@ -282,14 +252,13 @@ class RunWatcher(Watcher):
             save_test_rows(self.folder, len(self.curve.points), self.evaluate.by_row["test"])
         self.curve.add(point)  # after the rows, so that every point has its rows
         self.due = self.schedule.next_after(samples)
-        self.options.on_point(point)
+        self.on_point(point)
         self.cpu_offset -= time.process_time() - before
 
     def _save(self) -> None:
         before = time.process_time()
         state = {
             "n_points": len(self.curve.points),
-            "evaluation_seconds": self.evaluation_seconds,
             "cpu_seconds": self.cpu_seconds,
             "finished": self.finished,
         }

@@ -58,13 +58,8 @@ def _how_made(data: ReportData) -> str:
     text = f"Made by `{data.command}` on " if data.command else "Made on "
     text += f"{describe_machine(machine)}, {every[0]['date'][:10]}; threads: {threads}; load up to"
     text += f" {busiest:.0f}. Times are processor seconds of training, tree included, without evaluation,"
-    text += " checkpoints and compilation. All runs together took "
-    spent = {
-        part: sum(one[f"{part}_seconds"] for one in every)
-        for part in ("training", "evaluation", "compilation")
-    }
-    listed = ", ".join(f"{part} {seconds:.0f} s" for part, seconds in spent.items())
-    return f"{text}{sum(spent.values()) / 60:.1f} minutes: {listed}."
+    text += " checkpoints and compilation. With these, the runs took"
+    return f"{text} {sum(one['session_cpu_seconds'] for one in every) / 60:.1f} minutes."
 
 
 def _how_trained(data: ReportData) -> str:
