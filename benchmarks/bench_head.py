@@ -597,14 +597,12 @@ def find_rate(score: Callable[[float], float], first: float, n_most: int = 9) ->
 
 
 def find_rate_of(
-    task: Task, method: str, looks: Sequence[tuple[float, str]], *, rate: float | None, seed: int
+    task: Task, method: str, looks: Sequence[tuple[float, str]], seed: int
 ) -> tuple[float, Iterator[dict[str, float]]]:
     """Return the best rate of a method after the first of `looks`, and the run with it."""
-    first = rate
-    if first is None:
-        output = METHODS[method](task)
-        ours = 10.0 / task.width  # the default of make_optimizer
-        first = ours if isinstance(output, Ours) else SPARSE_RATE if output.sparse else DENSE_RATE
+    output = METHODS[method](task)
+    ours = 10.0 / task.width  # the default of make_optimizer
+    first = ours if isinstance(output, Ours) else SPARSE_RATE if output.sparse else DENSE_RATE
     search, begun = looks[0][0], {}
     if search == 0.0:
         return first, Run(task, method, first, seed).figures(looks[1:])
@@ -624,8 +622,6 @@ def compare(
     task: Task,
     methods: Sequence[str],
     seconds: Sequence[float],
-    *,
-    rate: float | None,
     search: float,
     seeds: Sequence[int],
 ) -> None:
@@ -633,7 +629,7 @@ def compare(
     _compile_kernels()
     turns = [(limit, "") for limit in np.arange(search + TURN, max(seconds), TURN) if limit not in seconds]
     looks = [(search, "valid"), *sorted([*turns, *((limit, "test") for limit in seconds)])]
-    begun = {method: find_rate_of(task, method, looks, rate=rate, seed=seeds[0]) for method in methods}
+    begun = {method: find_rate_of(task, method, looks, seeds[0]) for method in methods}
     for seed in seeds:
         runs = {
             method: training if seed == seeds[0] else Run(task, method, best, seed).figures(looks[1:])
@@ -690,7 +686,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--data", nargs="+", default=list(TASKS)[:-2], choices=list(TASKS))
     parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=list(METHODS))
     parser.add_argument("--seconds", nargs="+", type=float, default=[20.0, 40.0])
-    parser.add_argument("--rate", type=float, help="where the search begins")
     parser.add_argument("--power", type=float, default=0.75, help="of the sampler of extremax")
     parser.add_argument("--search", type=float, default=20.0, help="seconds of each rate; 0: no search")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0])
@@ -703,7 +698,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     with one_torch_thread():
         for name in args.data:
             task = replace(TASKS[name](), power=args.power)
-            compare(task, args.methods, args.seconds, rate=args.rate, search=args.search, seeds=args.seeds)
+            compare(task, args.methods, args.seconds, args.search, args.seeds)
         if args.classes:
             time_many_classes(args.classes, 2 if args.tiny else 30)
     if args.classes and torch.get_num_threads() > 1:

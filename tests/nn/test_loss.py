@@ -357,6 +357,7 @@ def test_tables_in_lower_precision(dtype):
     ("change", "error", "sentence"),
     [
         ({"hidden": torch.zeros(9, 5)}, ValueError, "hidden has shape .9, 5.; its last dimension must be 6"),
+        ({"label_smoothing": -0.1}, ValueError, "label_smoothing is -0.1"),
         ({"target": torch.zeros(8, dtype=torch.long)}, ValueError, "target has shape .8,."),
         ({"target": torch.zeros(9)}, TypeError, "target has type torch.float32; it needs integer"),
         ({"reduction": "max"}, ValueError, "reduction is 'max'"),

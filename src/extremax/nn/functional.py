@@ -128,6 +128,8 @@ def sampled_softmax_loss(  # noqa: PLR0913 (as in torch.nn.functional)
     check_shapes(hidden, weight, target)
     if reduction not in ("mean", "sum", "none"):
         raise ValueError(f"reduction is {reduction!r}; use 'mean', 'sum' or 'none'.")
+    if not 0.0 <= label_smoothing <= 1.0:
+        raise ValueError(f"label_smoothing is {label_smoothing}; it must be between 0 and 1.")
     h, y = hidden.reshape(-1, hidden.shape[-1]), target.reshape(-1).long()
     kept = y != ignore_index
     y = torch.where(kept, y, 0)

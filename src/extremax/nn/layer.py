@@ -174,13 +174,10 @@ class ExtremeSoftmax(nn.Module):
         """Return the losses of the rows that the layer was called with."""
         return losses
 
-    def _best(self, h: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
+    def _best(self, h: Tensor, k: int) -> list[Tensor]:
         """Return the best scores, their classes, and the logarithms of the sums (n, 1)."""
         k = min(k, len(self.weight))
-        values, indices, log_sums = self._in_blocks(
-            lambda scores: (*scores.topk(k), scores.logsumexp(dim=1, keepdim=True)), h
-        )
-        return values, indices, log_sums
+        return self._in_blocks(lambda scores: (*scores.topk(k), scores.logsumexp(dim=1, keepdim=True)), h)
 
     def _warn_of_dense_gradients(self) -> None:
         is_dense = self.training and self.weight.requires_grad and not self.sparse

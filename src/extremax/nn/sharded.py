@@ -262,7 +262,7 @@ class ShardedExtremeSoftmax(ExtremeSoftmax):
             "No rank has the scores of all classes: use topk, or load the checkpoint into an ExtremeSoftmax."
         )
 
-    def _best(self, h: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
+    def _best(self, h: Tensor, k: int) -> list[Tensor]:
         self._check_rows(h)
         values, indices, log_sums = super()._best(self.shard.gather(h).flatten(0, 1), k)
         pad = (0, k - values.shape[1])  # of a rank with fewer classes
@@ -274,7 +274,7 @@ class ShardedExtremeSoftmax(ExtremeSoftmax):
         )
         best, places = values.transpose(0, 1).flatten(1).topk(k)
         classes = indices.transpose(0, 1).flatten(1).gather(1, places)
-        return best, classes, log_sums.logsumexp(dim=0)
+        return [best, classes, log_sums.logsumexp(dim=0)]
 
     def resize(self, n_classes: int, sampler: FrequencySampler | None = None) -> None:
         raise NotImplementedError("Resize an ExtremeSoftmax that has loaded the checkpoint of the ranks.")
