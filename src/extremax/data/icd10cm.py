@@ -136,20 +136,20 @@ def icd10cm_class_texts(texts: Sequence[str], codes: Sequence[str]) -> dict[str,
 
     def classes_of(name: str) -> set[str]:
         key = _key(name)
-        return (rows.get(key) or names.get(key) or linked.get(key) or set()) if key else set()
+        return (names.get(key) or rows.get(key) or linked.get(key) or set()) if key else set()
 
     by_name = [*_phenotypes(), *_wordnet()]
     for synonyms, references in chain(_notes(), _diseases()):
-        add(synonyms, _general({code for given in references if (code := _class_of(given, known))}))
+        add(synonyms, _specific({code for given in references if (code := _class_of(given, known))}))
         if not references:
             by_name.append(synonyms)
     for _ in range(2):  # the second time by what the first has linked
         for synonyms, classes in [(part, set().union(*map(classes_of, part))) for part in by_name]:
-            add(synonyms, _general(classes))
+            add(synonyms, _specific(classes))
     result: dict[str, list[str]] = {}
     for key, (text, classes) in found.items():
-        if key not in own and len(general := _general(classes)) == 1:
-            result.setdefault(next(iter(general)), []).append(text)
+        if key not in own and len(specific := _specific(classes)) == 1:
+            result.setdefault(next(iter(specific)), []).append(text)
     return result
 
 
@@ -173,10 +173,10 @@ def _key(text: str) -> str:
     return " ".join(_PLURAL.sub("", word) for word in words)
 
 
-def _general(classes: set[str]) -> set[str]:
-    """Return the one class of which all are parts, or else all."""
-    first = min(classes, key=len, default="")
-    return {first} if first and all(code.startswith(first) for code in classes) else classes
+def _specific(classes: set[str]) -> set[str]:
+    """Return the one class that is part of all others, or else all."""
+    longest = max(classes, key=len, default="")
+    return {longest} if classes and all(map(longest.startswith, classes)) else classes
 
 
 def _names(code: str) -> tuple[str, ...]:
