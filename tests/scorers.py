@@ -13,10 +13,10 @@ import reference
 from extremax.calibration import Calibration
 from extremax.examples import Examples
 from extremax.scores import Predictor, Scorer, summarize
+from extremax.scores.base import SearchConfig
 from extremax.scores.dense import DenseWeights
 from extremax.tree import LabelTree
 from extremax.tree.noise import FrequencyNoise, MixtureNoise, TreeNoise, UniformNoise
-from extremax.tuned import SearchConfig
 
 
 @dataclass(frozen=True)

@@ -47,8 +47,6 @@ class RowConfig:
     # start of Adagrad's sums: a vanishing first gradient makes no full-length step
     initial_square: float = 1e-8
     prior_pairs: int = 4  # pairs per class between two steps of the Gaussian prior
-    start_log_probs: int = 1 << 24  # log-probabilities of the noise averaged for the start of NCE
-    min_start_rows: int = 16  # rows of that average, at least
     augment_reduce_decay: float = 0.9  # exponent of the weight (1 + epoch)^-decay of the newest estimate
     progress_pairs: int = 1 << 17  # pairs between two looks at clock and interrupts
 
@@ -252,7 +250,6 @@ class ScaleConfig:
     sample_rows: int = 4096  # rows, from all over X, whose quantiles tell ordinary numbers from others
     min_rows: int = 50  # rows; with fewer, nothing is limited
     max_column: float = 100.0  # size of a sparse column over the median size, up to which it is left alone
-    sparse_sample: int = 100_000  # entries of a sparse matrix that tell whether any is so large
     max_length: float = 1e34  # mean row length above which products leave float32
     min_length: float = 1e-30  # mean row length below which rows count as zero
 
@@ -290,28 +287,6 @@ class TreeTuningConfig:
     top_levels: int = 6  # levels decided by a sample of rows; deeper ones by a sample of subtrees
     rough_starts: int = 1  # `n_starts` of a rough structure, for trees that only propose classes
     rough_points: int = 20_000  # `max_points` of a rough structure: a third of the time
-
-
-@dataclass(frozen=True)
-class SearchConfig:
-    """Blocks and tiles of exact search, and the beam down the label tree (lab/tuning.md#searchconfig).
-
-    None of these depends on the number of threads, so that no result does.
-    """
-
-    scratch_bytes: int = 256 << 20  # working memory of one call on up to eight threads
-    max_result_bytes: int = 2 << 30  # largest (n_samples, n_classes) array that is returned
-    block_rows: int = 1024  # rows per matrix product: more do not make it faster
-    tile_scores: int = 2 << 20  # scores per tile, 8 MB: the tiles of all threads stay in the last-level cache
-    small_work: int = 1 << 24  # multiplications; below, BLAS uses one thread anyway
-    table_block_scores: int = 4 << 20  # scores whose softmax is computed together
-    tree_beam_width: int = 64  # nodes per level of the label tree
-    beam_block_rows: int = 16384  # rows whose candidates are in memory together; X may be on disk
-    row_task_scores: int = 1 << 17  # scores that a thread computes or scans at a time, where it goes by rows
-    row_block_scores: int = 1 << 24  # scores of rows that read the columns of sparse weights together, 64 MB
-    column_fraction: float = 0.125  # of the classes: a feature on which more have a weight becomes a column
-    column_bytes: int = 512 << 20  # bytes of such columns, at most
-    pair_block_rows: int = 16384  # rows whose pairs are scored together; X may be on disk
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,9 @@ from extremax.kernels import topk
 from extremax.kernels.column_scores import RowParts
 from extremax.kernels.simd import TILE
 from extremax.runtime.scratch import aligned_empty
+from extremax.scores.base import SearchConfig
 from extremax.scores.scan import ScanResult
 from extremax.scores.sparse import ColumnBlock, DensePart, SparseWeights
-from extremax.tuned import SearchConfig
 
 pytestmark = pytest.mark.small
 

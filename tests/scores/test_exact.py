@@ -12,11 +12,11 @@ from scipy import sparse
 import reference
 from coverings import pairwise
 from extremax.scores import ExactSearch, Scorer, TreeBeamSearch
+from extremax.scores.base import SearchConfig
 from extremax.scores.dense import DenseWeights
 from extremax.storage.state import restore
 from extremax.tree import LabelTree
 from extremax.tree.noise import TreeNoise
-from extremax.tuned import SearchConfig
 from scorers import assert_same_ranking, debiased_scores, evaluate, log_likelihood, make_problem
 
 NOISES = ["none", "frequency", "tree", "mixture"]

@@ -12,10 +12,11 @@ import reference
 from extremax.calibration import Calibration
 from extremax.examples import Examples
 from extremax.scores import ExactSearch, PQSearch, Scorer, TreeBeamSearch
+from extremax.scores.base import SearchConfig
 from extremax.scores.dense import DenseWeights
 from extremax.scores.pq import _interpolate, _tail_temperatures
 from extremax.tree.noise import FrequencyNoise
-from extremax.tuned import CalibrationConfig, SearchConfig
+from extremax.tuned import CalibrationConfig
 from scorers import (
     assert_same_ranking,
     choose_calibration,

@@ -12,7 +12,7 @@ from extremax import metrics
 from extremax.errors import ScoreOverflowError
 from extremax.examples import Examples
 from extremax.scores import log_softmax, remove_bias
-from extremax.tuned import SearchConfig
+from extremax.scores.base import SearchConfig
 from scorers import (
     assert_same_ranking,
     choose_calibration,

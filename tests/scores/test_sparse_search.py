@@ -12,10 +12,10 @@ import reference
 from extremax.calibration import Calibration
 from extremax.examples import Examples
 from extremax.scores import ExactSearch, Scorer
+from extremax.scores.base import SearchConfig
 from extremax.scores.dense import DenseWeights
 from extremax.scores.sparse import DensePart, SparseWeights, add_postings, no_postings, packed_kinds
 from extremax.tree.noise import FrequencyNoise
-from extremax.tuned import SearchConfig
 from scorers import assert_same_ranking, debiased_scores, evaluate, log_likelihood, log_prob_all, rank_pairs
 
 N_ROWS, N_FEATURES, N_DENSE = 41, 30, 4

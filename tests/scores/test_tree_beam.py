@@ -10,9 +10,9 @@ import reference
 from coverings import pairwise
 from extremax.calibration import mix_uniform
 from extremax.scores import TreeBeamSearch
+from extremax.scores.base import SearchConfig
 from extremax.storage.state import restore
 from extremax.tree.noise import TreeNoise
-from extremax.tuned import SearchConfig
 from scorers import assert_same_ranking, make_problem, mirrored
 
 NOISES = ["none", "frequency", "tree", "mixture"]

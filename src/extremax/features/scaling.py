@@ -38,6 +38,7 @@ _MAX_UNEVENNESS = 100.0  # mean over median variance of the columns up to which 
 _QUANTILE = 0.995  # of deviations and of row lengths: fewer than one row in 200 may be outlying
 _MARGIN = 3.0  # times that quantile, up to which deviations and lengths count
 _MIN_LIMIT = 2.0  # root mean square lengths that a row may have in any case
+_SPARSE_SAMPLE = 100_000  # entries of a sparse matrix that tell whether any is far larger
 _ROUNDING = 5e-7  # of the size of a column; a smaller deviation is the rounding of float32
 
 
@@ -256,7 +257,7 @@ class LargeColumns:
         values, indices = np.abs(X.data[inside]), X.indices[inside]
         if not config.standardize or not len(values):
             return None
-        some = values[:: max(1, len(values) // config.sparse_sample)]
+        some = values[:: max(1, len(values) // _SPARSE_SAMPLE)]
         if values.max() <= config.max_column * float(np.median(some)):
             return None
         largest = np.zeros(n_columns, np.float32)  # entry of each column

@@ -30,6 +30,28 @@ if TYPE_CHECKING:
 _COPY_NUMBERS = 2 << 20  # weights that are copied at a time, 8 MB: they stay in the last-level cache
 
 
+@dataclass(frozen=True)
+class SearchConfig:
+    """How a search cuts its work (lab/tuning.md#searchconfig).
+
+    None of these depends on the number of threads, so that no result does.
+    """
+
+    scratch_bytes: int = 256 << 20  # working memory of one call on up to eight threads
+    max_result_bytes: int = 2 << 30  # largest (n_samples, n_classes) array that is returned
+    block_rows: int = 1024  # rows per matrix product: more do not make it faster
+    tile_scores: int = 2 << 20  # scores per tile, 8 MB: the tiles of all threads stay in the last-level cache
+    small_work: int = 1 << 24  # multiplications; below, BLAS uses one thread anyway
+    table_block_scores: int = 4 << 20  # scores whose softmax is computed together
+    tree_beam_width: int = 64  # nodes per level of the label tree
+    beam_block_rows: int = 16384  # rows whose candidates are in memory together; X may be on disk
+    row_task_scores: int = 1 << 17  # scores that a thread computes or scans at a time, where it goes by rows
+    row_block_scores: int = 1 << 24  # scores of rows that read the columns of sparse weights together, 64 MB
+    column_fraction: float = 0.125  # of the classes: a feature on which more have a weight becomes a column
+    column_bytes: int = 512 << 20  # bytes of such columns, at most
+    pair_block_rows: int = 16384  # rows whose pairs are scored together; X may be on disk
+
+
 class Buffers:
     """Scratch memory of one thread, reused from tile to tile: fresh pages cost more than the arithmetic.
 

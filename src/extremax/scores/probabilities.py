@@ -29,10 +29,10 @@ from extremax.examples import Examples, mix_rows
 from extremax.metrics import accuracy_at_k, label_hits
 from extremax.runtime.products import one_blas_thread
 from extremax.runtime.threads import split
-from extremax.scores.base import Buffers, Scorer, Search, remove_bias
+from extremax.scores.base import Buffers, Scorer, Search, SearchConfig, remove_bias
 from extremax.scores.scan import Tiles, scan
 from extremax.scores.sparse import SparseWeights
-from extremax.tuned import CalibrationConfig, SearchConfig
+from extremax.tuned import CalibrationConfig
 from extremax.types import Features, Float32, Float64, Int32
 
 _LABEL_CANDIDATES = 64  # best classes of a row that the probability of each label is fitted on

@@ -19,9 +19,8 @@ from extremax.kernels.simd import TILE
 from extremax.runtime.products import one_blas_thread
 from extremax.runtime.scratch import Scratch
 from extremax.runtime.threads import run, split
-from extremax.scores.base import BlockScores, Buffers, Scorer
+from extremax.scores.base import BlockScores, Buffers, Scorer, SearchConfig
 from extremax.scores.sparse import ColumnBlock, SparseWeights
-from extremax.tuned import SearchConfig
 from extremax.types import Features, Float32, Int32
 
 # Scores of a few rows, kept from call to call where they are small: fresh pages would cost a tenth of the

@@ -26,10 +26,9 @@ from extremax.kernels.simd import TILE
 from extremax.runtime.products import sparse_times_dense, square_sums
 from extremax.runtime.scratch import aligned_empty
 from extremax.runtime.threads import run, split
-from extremax.scores.base import Buffers, RowTerms, row_entries
+from extremax.scores.base import Buffers, RowTerms, SearchConfig, row_entries
 from extremax.storage import checks
 from extremax.storage.state import State, register
-from extremax.tuned import SearchConfig
 from extremax.types import Features, Float32, Float64, Int32, Int64
 
 EMBEDDING = "(embedding)"  # the term of all dense columns beside sparse ones

@@ -10,10 +10,9 @@ import numpy as np
 from extremax.calibration import mix_uniform
 from extremax.kernels import topk
 from extremax.runtime.threads import run, split
-from extremax.scores.base import Scorer, remove_bias
+from extremax.scores.base import Scorer, SearchConfig, remove_bias
 from extremax.scores.scan import scan
 from extremax.storage.state import State, register
-from extremax.tuned import SearchConfig
 from extremax.types import Features, Float32, Int32
 
 if TYPE_CHECKING:

@@ -41,6 +41,8 @@ from extremax.tree.noise import Noise, mean_log_prob
 from extremax.tuned import ProblemSize
 from extremax.types import Features, Float32, Int64
 
+_START_LOG_PROBS = 1 << 24  # log-probabilities that the start of NCE is the mean of, by class
+_MIN_START_ROWS = 16  # rows of that mean
 _GATHER_ROWS = 8192  # rows that a thread copies at a time
 _SHARED_VALUES = 1 << 20  # products of a minibatch from which threads share it
 
@@ -114,8 +116,7 @@ class RowTrainer(TrainerBase):
 
     def _mean_log_noise(self, noise: Noise, data: Examples, Z: Float32) -> Float32:
         """Return the mean of log p_n of each class over some rows."""
-        numbers = self.config.numbers.rows
-        most = max(numbers.min_start_rows, numbers.start_log_probs // noise.n_classes)
+        most = max(_MIN_START_ROWS, _START_LOG_PROBS // noise.n_classes)
         some = np.linspace(0, data.n_pairs - 1, min(data.n_pairs, most)).astype(np.int64)
         some = some if data.row_index is None else np.unique(data.row_index[some])
         return mean_log_prob(noise, Z[some], n_jobs=self.context.n_threads)
