@@ -510,8 +510,7 @@ def _yso_texts(name: str) -> TextData:
 
 
 def _lemma_texts(name: str) -> TextData:
-    data = load_lemmas(name)
-    parts = {split: data.rows(getattr(data, split)) for split in SPLITS}
+    parts = load_lemmas(name)
     return _text_classes(name, {s: parts[s][0] for s in SPLITS}, {s: parts[s][1] for s in SPLITS})
 
 

@@ -163,8 +163,7 @@ def _npm_owner(name: str, reduce: Reduction | None) -> SplitData:
 
 
 def _lemmas(name: str, reduce: Reduction | None) -> SplitData:
-    data = load_lemmas("polish-nouns")
-    parts = [data.rows(part) for part in (data.train, data.valid, data.test)]
+    parts = list(load_lemmas("polish-nouns").values())
     if name in LEMMA_SUBSETS:
         lemmas = np.unique(parts[0][1])
         n_kept = min(LEMMA_SUBSETS[name], len(lemmas))

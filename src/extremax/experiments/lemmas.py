@@ -18,7 +18,6 @@ import gzip
 import importlib.util
 import json
 import os
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -30,31 +29,6 @@ from extremax.data.dataset import DataFileError
 FOLDER_VARIABLE = "EXTREMAX_LOOKUPS"
 PACKAGE = "spacy-lookups-data"
 TABLES = {"polish-nouns": "pl_lemma_lookup_noun", "german": "de_lemma_lookup", "turkish": "tr_lemma_lookup"}
-
-
-@dataclass(frozen=True)
-class Lemmas:
-    """Word forms of a table with their lemmas, and the standard split.
-
-    Attributes
-    ----------
-    forms : list of str
-        Word forms, in the order of the table; each occurs once.
-    lemmas : array of str
-        Lemma of each form.
-    train, valid, test : int64 arrays
-        Row numbers of the standard split, 90/5/5 at random.
-    """
-
-    forms: list[str] = field(repr=False)
-    lemmas: NDArray[Any] = field(repr=False)
-    train: NDArray[np.int64] = field(repr=False)
-    valid: NDArray[np.int64] = field(repr=False)
-    test: NDArray[np.int64] = field(repr=False)
-
-    def rows(self, part: NDArray[np.int64]) -> tuple[list[str], NDArray[Any]]:
-        """Return forms and lemmas of a part: ``data.rows(data.train)``."""
-        return [self.forms[i] for i in part], self.lemmas[part]
 
 
 def lemma_file(name: str) -> Path:
@@ -81,8 +55,8 @@ def lemma_file(name: str) -> Path:
     return Path(spec.origin).parent / "data" / f"{TABLES[name]}.json.gz"
 
 
-def load_lemmas(name: str = "polish-nouns") -> Lemmas:
-    """Return the word forms of a table, their lemmas, and the standard split."""
+def load_lemmas(name: str = "polish-nouns") -> dict[str, tuple[list[str], NDArray[Any]]]:
+    """Return the word forms of a table and the lemma of each, by split: "train", "valid" and "test"."""
     path = lemma_file(name)
     try:
         with gzip.open(path, "rt", encoding="utf-8") as file:
@@ -96,5 +70,7 @@ def load_lemmas(name: str = "polish-nouns") -> Lemmas:
         raise DataFileError(str(path), "is not a table of word form -> lemma; install it again.")
     n = len(pairs)
     order = np.random.default_rng(0).permutation(n)
-    train, valid, test = np.split(order, [n * 90 // 100, n * 95 // 100])
-    return Lemmas(list(pairs), np.array(list(pairs.values())), train, valid, test)
+    parts = np.split(order, [n * 90 // 100, n * 95 // 100])
+    forms, lemmas = list(pairs), np.array(list(pairs.values()))
+    splits = zip(("train", "valid", "test"), parts, strict=True)
+    return {split: ([forms[i] for i in part], lemmas[part]) for split, part in splits}
