@@ -21,7 +21,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from extremax.experiments.figures import describe_data, plot, read_run
+from extremax.experiments.figures import plot
 from extremax.experiments.methods import FIGURE_1, METHODS
 from extremax.experiments.paper.claims import (
     Outcome,
@@ -31,7 +31,7 @@ from extremax.experiments.paper.claims import (
     read_outcomes,
 )
 from extremax.experiments.paper.plan import describe_needs
-from extremax.experiments.paper.report import ReportData, write_report
+from extremax.experiments.paper.report import write_report
 from extremax.experiments.recipe import (
     DataConfig,
     FeaturesConfig,
@@ -238,33 +238,21 @@ def softmax_work(rows: Rows) -> float:
 
 def report(folder: Path, *, methods: Sequence[str] = ALL_METHODS, command: str = "") -> Reproduction:
     """Write figure, tables and verdicts from the finished runs in a folder."""
-    runs = {name: paths for name in methods if (paths := finished_runs(folder, name))}
-    if not runs:
-        raise FileNotFoundError(f"{folder} has no finished run; call reproduce first.")
     outcomes = read_outcomes(folder, methods)
+    if not outcomes:
+        raise FileNotFoundError(f"{folder} has no finished run; call reproduce first.")
     verdicts = check_claims(outcomes)
-    every = [path for folders in runs.values() for path in folders]
+    runs = {name: finished_runs(folder, name) for name in outcomes}
+    every = [path for paths in runs.values() for path in paths]
     figures = plot(every, folder / "figure.png", clock="cpu_seconds", formats=("png", "svg", "pdf"))
-    models = {name: _read_json(runs[name][0] / "config.json")["model"] for name in runs}
-    searches = {name: folder / "search" / name / "result.json" for name in runs}
-    content = ReportData(
-        title=describe_data(read_run(every[0])),
-        outcomes=outcomes,
-        verdicts=verdicts,
-        summaries={name: [_read_json(path / "summary.json") for path in runs[name]] for name in runs},
-        models=models,
-        searches={name: _read_json(path) for name, path in searches.items() if path.exists()},
-        command=command,
-    )
+    models = {
+        name: json.loads((paths[0] / "config.json").read_text())["model"] for name, paths in runs.items()
+    }
     target = folder / "report.md"
-    write_text(target, write_report(content))
+    write_text(target, write_report(folder, outcomes, verdicts, models, command))
     plain = {name: outcome.as_dict() for name, outcome in outcomes.items()}
     for name, figures_of in plain.items():
         searched = ("learning_rate", *METHODS[name].searched)
         figures_of["parameters"] = {parameter: models[name].get(parameter) for parameter in searched}
     write_json(folder / "outcomes.json", {"outcomes": plain, "verdicts": [vars(one) for one in verdicts]})
     return Reproduction(folder, outcomes, verdicts, target, figures)
-
-
-def _read_json(path: Path) -> Any:
-    return json.loads(path.read_text(encoding="utf-8"))
