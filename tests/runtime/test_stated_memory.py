@@ -39,7 +39,8 @@ def measure(kind: str) -> dict[str, Any]:
 def test_bound_on_memory_holds_and_is_not_far_off(kind: str) -> None:
     found = measure(kind)
     assert found["stated"] > 100e6
-    assert 0.7 < found["stated"] / found["peak"] < 2.5, found
+    low, high = (1.0, 1.5) if kind in ("candidates", "shared", "rows") else (0.7, 2.5)
+    assert low < found["stated"] / found["peak"] < high, found
 
 
 @pytest.mark.error

@@ -288,12 +288,18 @@ def whitening_memory(problem: ProblemSize, config: FitConfig, n_threads: int) ->
     return sample + means + max(fit_bytes((n_rows, n_features), n_features, n_threads), products)
 
 
-def tree_memory(problem: ProblemSize, n_components: int, n_threads: int) -> int:
-    """Return the bytes of a label tree and of fitting it: projection, projected rows, a sorted copy."""
+def tree_memory(
+    problem: ProblemSize, n_components: int, n_threads: int, max_points: int | None = None
+) -> int:
+    """Return the bytes of a label tree and of fitting it: projection, projected rows, a sorted copy.
+
+    `max_points` of a node are in memory once more, None for all.
+    """
     n_pairs, k = problem.n_pairs, min(n_components, problem.n_features)
     leaves = 1 << max(problem.n_classes - 1, 0).bit_length()
-    copies = 3 if n_pairs <= problem.n_rows else 4  # to train on, sorted, in blocks, repeated by pair
-    rows = 4 * (problem.n_rows + copies * n_pairs) * k + 24 * leaves * (k + 4)
+    copies = 2 if n_pairs <= problem.n_rows else 3  # to train on, sorted, repeated by pair
+    in_blocks = n_pairs if max_points is None else min(n_pairs, n_threads * max_points)
+    rows = 4 * (problem.n_rows + copies * n_pairs + in_blocks) * k + 24 * leaves * (k + 4)
     shape, is_sparse = (problem.n_rows, problem.n_features), problem.n_entries is not None
     return leaves * 12 * (k + 3) + rows + fit_bytes(shape, n_components, n_threads, is_sparse=is_sparse)
 

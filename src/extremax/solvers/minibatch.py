@@ -130,7 +130,8 @@ class MinibatchTrainer(WhitenedTrainer):
         if solver.precondition:
             need += whitening_memory(problem, self.config, self.context.n_threads)
         if self._n_cells(problem) > 1:
-            need += tree_memory(problem, solver.tree_components, self.context.n_threads)
+            most = self.config.numbers.tree_fit.max_points
+            need += tree_memory(problem, solver.tree_components, self.context.n_threads, most)
         return need
 
     def _n_cells(self, problem: ProblemSize) -> int:

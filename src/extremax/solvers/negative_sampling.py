@@ -79,7 +79,8 @@ class RowTrainer(TrainerBase):
         # Classes, noise, scores and coefficients of the pairs of a window, and what is drawn.
         need += 20 * problem.n_pairs + window * (20 * (1 + solver.n_negatives) + 8 * solver.n_negatives + 24)
         if solver.uses_tree:
-            need += tree_memory(problem, solver.tree_components, self.context.n_threads)
+            most = None if solver.tree_fit == "paper" else config.numbers.tree_fit.max_points
+            need += tree_memory(problem, solver.tree_components, self.context.n_threads, most)
         return need
 
     def accept(self, data: Examples) -> Examples:
