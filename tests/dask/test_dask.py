@@ -8,7 +8,9 @@ import logging
 import os
 import pickle
 import signal
+import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 
 import numpy as np
@@ -182,6 +184,28 @@ def test_files_and_frames(client, problem, tmp_path) -> None:
     assert_same_model(clf, local)
 
 
+@pytest.mark.invariance
+def test_block_after_block_is_partial_fit_of_one_machine(client, problem, capsys) -> None:
+    X, labels = problem
+    local = ExtremeClassifier(random_state=0)
+    for i in range(0, N_ROWS, 300):
+        local.partial_fit(X[i : i + 300], labels[i : i + 300], classes=None if i else np.unique(labels))
+    clf = DaskExtremeClassifier(random_state=0, verbose=1, client=client)
+    blocks, y = da.from_array(X, chunks=(300, -1)), da.from_array(labels, chunks=300)
+    assert_same_model(clf.partial_fit(blocks, y), local)  # reads the labels of all blocks first
+    assert capsys.readouterr().err.count("epoch ") == 3  # lines of a worker arrive, each once
+    clf.partial_fit(blocks[:300], y[:300])
+    assert_same_model(clf, local.partial_fit(X[:300], labels[:300]))
+
+    texts, y = short_texts(400, 20)
+    names = [[f"k{a}", "often"] for a in y]
+    local = TextClassifier(ExtremeClassifier(random_state=0))
+    for cut in (slice(0, 200), slice(200, 400)):
+        local.partial_fit(texts[cut], names[cut], classes=sorted({name for each in names for name in each}))
+    clf = DaskTextClassifier(ExtremeClassifier(random_state=0), client=client)
+    assert_same_model(clf.partial_fit(as_bag(texts, 2), as_bag(names, 2)), local)
+
+
 # -- what is done with it
 
 
@@ -286,8 +310,9 @@ def test_warnings_of_the_fit_arrive(client, problem) -> None:
 
 # After the tests on threads, which compile what the three processes would each compile for themselves.
 @pytest.mark.invariance
-def test_killed_workers_change_no_bit(problem, tmp_path) -> None:
+def test_killed_workers_change_no_bit(problem, tmp_path, monkeypatch) -> None:
     """First one that helps is killed, then the one of the fit, which starts again on another."""
+    monkeypatch.setattr(executor, "_PATIENCE", 600.0)
     X, labels = problem
     local = dense(ExtremeClassifier, n_epochs=3).fit(X, labels)
 
@@ -308,13 +333,177 @@ def test_killed_workers_change_no_bit(problem, tmp_path) -> None:
     assert_same_model(clf, local)
 
 
+class Dying(distributed.WorkerPlugin):
+    """Kills its worker when a task begins whose phase has a file in a folder, and removes the file."""
+
+    def __init__(self, folder) -> None:
+        self.folder = folder
+
+    def transition(self, key, start, finish, **more) -> None:
+        armed = [path for path in self.folder.iterdir() if str(key).startswith(f"extremax-{path.name}-")]
+        if finish == "executing" and armed:
+            armed[0].unlink()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.mark.slow
+@pytest.mark.invariance
+def test_a_worker_killed_in_each_phase_changes_no_bit(tmp_path, monkeypatch) -> None:
+    """Among the killed are the worker of the fit, and the one that has the only copy of rows in memory."""
+    monkeypatch.setattr(executor, "_PATIENCE", 600.0)
+    texts, y = short_texts(400, 20)
+    local = TextClassifier(ExtremeClassifier(random_state=0)).fit(texts, y)
+    with start_cluster(2, processes=True) as cluster, distributed.Client(cluster) as client:
+        client.register_plugin(Dying(tmp_path))
+        for phase in ("read-part", "count-bytes", "ngrams", "search", "linear", "fit", None):
+            rows = (texts, y) if phase is None else (as_bag(texts), as_bag(y))
+            client.wait_for_workers(2)
+            (tmp_path / (phase or "fit")).touch()
+            clf = DaskTextClassifier(ExtremeClassifier(random_state=0), client=client)
+            assert_same_model(clf.fit(*rows), local)
+            assert not list(tmp_path.iterdir()), phase
+
+
+def fit_in_background(clf, X, y):
+    """Start a fit whose first epoch ends when the event "go" is set; wait until it is there."""
+    went, arrived = distributed.Event("go", clf.client), distributed.Event("arrived", clf.client)
+
+    def hold(record) -> None:
+        from distributed import Event
+
+        Event("arrived").set()
+        Event("go").wait()
+
+    with ThreadPoolExecutor(1) as pool:
+        fit = pool.submit(clf.fit, X, y, callbacks=[hold])
+        assert arrived.wait(timeout=600)
+        yield went
+        yield fit.result()
+
+
+@pytest.mark.invariance
+def test_a_worker_that_joins_takes_part(problem) -> None:
+    X, labels = problem
+    local = dense(ExtremeClassifier, n_epochs=2).fit(X, labels)
+    with start_cluster(1, processes=False) as cluster, distributed.Client(cluster) as client:
+        steps = fit_in_background(dense(DaskExtremeClassifier, n_epochs=2, client=client), X, labels)
+        go = next(steps)
+        assert "extremax-training" not in cluster.scheduler.task_prefixes  # alone, it asks no one
+        cluster.scale(2)
+        client.wait_for_workers(2)
+        go.set()
+        assert_same_model(next(steps), local)
+        assert "extremax-training" in cluster.scheduler.task_prefixes
+
+
+@pytest.mark.invariance
+def test_paused_workers_hold_nobody_up(problem, monkeypatch) -> None:
+    import dask
+
+    monkeypatch.setattr(executor, "_LOOK_SECONDS", 0.2)
+    X, labels = problem
+    local = dense(ExtremeClassifier, n_epochs=2).fit(X, labels)
+    with (
+        dask.config.set({"distributed.worker.memory.pause": False}),  # or it would look, and go on
+        start_cluster(2, processes=False) as cluster,
+        distributed.Client(cluster) as client,
+    ):
+        steps = fit_in_background(dense(DaskExtremeClassifier, n_epochs=2, client=client), X, labels)
+        go = next(steps)
+        for worker in cluster.workers.values():
+            worker.status = distributed.Status.paused
+        go.set()
+        assert_same_model(next(steps), local)
+
+
+@pytest.mark.error
+def test_workers_that_are_all_paused_are_named(monkeypatch) -> None:
+    import dask
+
+    monkeypatch.setattr(executor, "_PATIENCE", 0.5)
+    with (
+        dask.config.set({"distributed.worker.memory.pause": False}),
+        start_cluster(1, processes=False) as cluster,
+        distributed.Client(cluster) as client,
+    ):
+        next(iter(cluster.workers.values())).status = distributed.Status.paused
+        with pytest.raises(RuntimeError, match="paused all its workers, which have no memory left, for 0"):
+            DaskExtremeClassifier(client=client).fit(da.zeros((4, 2), chunks=2), da.arange(4, chunks=2))
+
+
+def _begin_nothing():
+    return lambda i: [i]
+
+
+def map_for_ever() -> None:
+    """Run a map as a fit does; tell when it has begun and when it has ended."""
+    with distributed.worker_client() as client:
+        worker = distributed.get_worker()
+        mapped = executor.DaskExecutor(client, worker, worker.get_current_task())
+        begun, ended = (distributed.Event(name, client) for name in ("begun", "ended"))
+        try:
+            while True:
+                list(mapped.map(_begin_nothing, (), 4, lambda i: (i,), 1))
+                begun.set()
+        finally:
+            ended.set()
+
+
+def test_a_fit_ends_with_the_client_that_wants_it() -> None:
+    with start_cluster(2, processes=False) as cluster, distributed.Client(cluster) as client:
+        task = client.submit(map_for_ever, pure=False)
+        assert distributed.Event("begun", client).wait(timeout=600)
+        task.release()
+        assert distributed.Event("ended", client).wait(timeout=600)
+
+
+@pytest.mark.slow
+@pytest.mark.invariance
+def test_a_client_that_connects_again_fits_again(problem) -> None:
+    X, labels = problem
+    local = dense(ExtremeClassifier, n_epochs=2).fit(X, labels)
+    with start_cluster(2, processes=True) as cluster, distributed.Client(cluster) as client:
+        steps = fit_in_background(dense(DaskExtremeClassifier, n_epochs=2, client=client), X, labels)
+        go = next(steps)
+        client.loop.add_callback(client.scheduler_comm.comm.abort)
+        with distributed.Client(cluster, set_as_default=False) as other:
+            distributed.Event("go", other).set()
+            assert_same_model(next(steps), local)
+        assert go
+
+
+@pytest.mark.slow
+@pytest.mark.error
+def test_a_scheduler_that_dies_ends_the_fit(problem, tmp_path) -> None:
+    X, labels = problem
+    command = [sys.executable, "-m", "distributed.cli.dask_scheduler", "--port", "0", "--no-dashboard"]
+    where = tmp_path / "scheduler.json"
+    scheduler = subprocess.Popen([*command, "--scheduler-file", str(where)], stderr=subprocess.DEVNULL)
+    command = [sys.executable, "-m", "distributed.cli.dask_worker", "--no-dashboard"]
+    worker = subprocess.Popen([*command, "--scheduler-file", str(where)], stderr=subprocess.DEVNULL)
+    try:
+        while not where.exists():
+            assert scheduler.poll() is None
+        with distributed.Client(scheduler_file=str(where), timeout=5) as client:
+            client.wait_for_workers(1)
+            steps = fit_in_background(dense(DaskExtremeClassifier, client=client), X, labels)
+            next(steps)
+            scheduler.kill()
+            with pytest.raises(RuntimeError, match="lost the Dask scheduler, or rows in memory of a worker"):
+                next(steps)
+    finally:
+        for process in (scheduler, worker):
+            process.kill()
+            process.wait()
+
+
 @pytest.mark.error
 def test_a_cluster_that_is_gone_ends_in_a_sentence(monkeypatch) -> None:
     monkeypatch.setattr(executor, "_PATIENCE", 0.5)
     with start_cluster(1, processes=False) as cluster, distributed.Client(cluster) as client:
         lost = client.submit(distributed.Event("never").wait, key="lost")
         lost.cancel()
-        with pytest.raises(RuntimeError, match=r"fit lost the Dask scheduler .*; connect again"):
+        with pytest.raises(RuntimeError, match=r"fit lost the Dask scheduler, or .*; connect again"):
             executor.result_of(client, lost, "fit")
         cluster.scale(0)
         waits = client.submit(abs, -1, key="waits")
@@ -326,9 +515,11 @@ def test_a_cluster_that_is_gone_ends_in_a_sentence(monkeypatch) -> None:
 @pytest.mark.error
 def test_what_does_not_fit_is_refused_with_numbers(client, problem) -> None:
     class Small:
-        def run_on_scheduler(self, function):
-            return {"tcp://a": 1 << 20, "tcp://b": 3 << 20}
+        def scheduler_info(self, n_workers):
+            taken = {"memory": 5 << 20, "managed_bytes": 4 << 20}  # Dask pauses a worker at four fifths
+            return {"workers": {a: {"memory_limit": n << 20, "metrics": taken} for a, n in limits.items()}}
 
+    limits = {"tcp://a": 4, "tcp://b": 5}
     assert _require_room(Small(), 1 << 20, "fit") == "tcp://b"
     sentence = (
         r"fit, on one worker, needs 4.0 MiB \(rows 2.0 MiB, .* but 3.0 MiB are available. Ways out: a wor"

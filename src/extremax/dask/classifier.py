@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import operator
 import os
 import warnings
@@ -18,21 +19,39 @@ from sklearn.base import clone
 
 from extremax.classifier import Classifier, EvalSet, ExtremeClassifier, read_pair
 from extremax.dask import prediction
-from extremax.dask.executor import DaskExecutor, find_client, make_key, result_of
+from extremax.dask.executor import (
+    DaskExecutor,
+    LostError,
+    Terminal,
+    find_client,
+    forward_lines,
+    is_connected,
+    make_key,
+    result_of,
+    room_of,
+    wait_for,
+)
 from extremax.dask.inputs import (
     Part,
     count_bytes,
+    delay_parts,
     is_array,
     is_collection,
+    is_spread,
     join_parts,
+    labels_of,
+    len_of,
     submit_parts,
 )
 from extremax.errors import warn_caller
 from extremax.runtime.executor import use_executor
 from extremax.runtime.memory import check_memory
+from extremax.runtime.progress import stream_of_fits
 from extremax.solvers.loop import Callback
 from extremax.storage.folder import folder_checksum
 from extremax.text import TextClassifier, load_model
+
+_ATTEMPTS = 3  # fits of rows that a worker has lost, or of a client that has lost the scheduler for a while
 
 
 class _OnDask(Classifier):
@@ -84,25 +103,42 @@ class _OnDask(Classifier):
             As on one machine; the rows of `eval_set` may be collections. Callbacks run on the worker of the
             fit, with a copy of what they refer to.
         """
-        name = f"{type(self).__name__}.fit"
         pair = read_pair(eval_set)
         self._forget()
         self._remote = None
         client = find_client(self.client, type(self).__name__)
-        if isinstance(local := self._plain(), ExtremeClassifier):
-            local.check_params()
-        rows = submit_parts(client, X, y, sample_weight, type(self).__name__)
-        held_out = [] if pair is None else submit_parts(client, *pair, None, type(self).__name__)
-        parts = [*rows, *held_out]
-        counts = [client.submit(count_bytes, part, key=make_key("count-bytes")) for part in parts]
-        n_bytes = sum(result_of(client, count, name) for count in counts)
-        worker = _require_room(client, n_bytes, name)
+        if isinstance(self, ExtremeClassifier):
+            self.check_params()
         more |= {"classes": classes, "callbacks": callbacks}
+        for attempt in range(_ATTEMPTS):
+            try:
+                self._fit_once(client, (X, y, sample_weight), pair, more)
+                break
+            except LostError:
+                if attempt == _ATTEMPTS - 1 or not is_connected(client):
+                    raise
+        return self
+
+    def _fit_once(self, client: Any, given: Any, pair: Any, more: dict[str, Any]) -> None:
+        kind = type(self).__name__
+        X, y, weight = given
+        rows = submit_parts(client, X, y, weight, kind)
+        held_out = [] if pair is None else submit_parts(client, pair[0], pair[1], None, kind)
+        counts = [
+            client.submit(count_bytes, part, key=make_key("count-bytes")) for part in [*rows, *held_out]
+        ]
+        n_bytes = sum(result_of(client, count, f"{kind}.fit") for count in counts)
+        worker = _require_room(client, n_bytes, f"{kind}.fit")
         label_column = y if isinstance(y, str) else None
-        future = client.submit(
-            fit_parts, local, rows, held_out, label_column, more,
-            key=make_key("fit"), workers=[worker], allow_other_workers=True,
-        )  # fmt: skip
+        with forward_lines(client) as topic:
+            future = client.submit(
+                fit_parts, self._plain(), rows, held_out, label_column, more, topic,
+                key=make_key("fit"), workers=[worker], allow_other_workers=True,
+            )  # fmt: skip
+            self._receive(client, future, f"{kind}.fit")
+
+    def _receive(self, client: Any, future: Any, name: str) -> None:
+        """Take the estimator and the warnings of a task."""
         fitted, caught = result_of(client, future, name)
         if client.scheduler.address.startswith("inproc"):  # the worker's own object: training would change it
             fitted = copy.deepcopy(fitted)
@@ -110,6 +146,45 @@ class _OnDask(Classifier):
         self._remote = self.model_, client.submit(operator.itemgetter(0), future, key=make_key("model"))
         for category, message in caught:
             warn_caller(message, category)
+
+    def partial_fit(
+        self,
+        X: Any,
+        y: Any = None,
+        classes: ArrayLike | None = None,
+        sample_weight: Any = None,
+        **options: Any,
+    ) -> Self:
+        """Train one more epoch, block by block: for rows that fit into no worker.
+
+        The model is that of `partial_fit` on one machine with one block after the other, by which the first
+        fixes what `partial_fit` fixes: let blocks be alike, rows in random order. One worker holds the model
+        and a block or two. Without `classes`, the first call reads all blocks for their labels first.
+        """
+        if not is_spread(X):
+            super().partial_fit(X, y, classes, sample_weight, **options)
+            return self
+        kind = type(self).__name__
+        name, client = f"{kind}.partial_fit", find_client(self.client, kind)
+        is_first, column = not self.__sklearn_is_fitted__(), y if isinstance(y, str) else None
+        parts = delay_parts(X, None if column else y, sample_weight)
+        if is_first and classes is None:
+            read = import_module("dask").delayed(labels_of)
+            tasks = [read(part, column, dask_key_name=make_key("labels")) for part in parts]
+            found = [result_of(client, task, name) for task in client.compute(tasks)]
+            classes = None if None in found else sorted(set().union(*found))
+        model: Any = (self._plain() if is_first else self.to_local()), []
+        ahead = client.compute(parts[0])
+        with forward_lines(client) as topic:
+            for i in range(len(parts)):
+                given, ahead = ahead, client.compute(parts[i + 1]) if i + 1 < len(parts) else None
+                more = {"classes": classes} | options
+                model = client.submit(
+                    train_more, model, given, column, more, topic, key=make_key("partial-fit")
+                )
+                wait_for(client, model, name)
+                classes = None  # the model has them
+            self._receive(client, model, name)
         return self
 
     def _plain(self) -> Any:
@@ -328,18 +403,23 @@ class DaskTextClassifier(_OnDask, TextClassifier):
 
 
 def _require_room(client: Any, n_bytes: int, name: str) -> str:
-    """Return the worker with most memory; refuse rows that it cannot hold twice, as they came and joined."""
-    limits: dict[str, int] = client.run_on_scheduler(_memory_limits)
-    address = max(limits, key=lambda each: (limits[each] or np.inf, each))
-    if limits[address]:
-        hints = ["a worker with more memory", "fewer rows or features"]
+    """Return the worker with most room; refuse rows that it cannot hold twice, as came and joined."""
+    pause, rooms = import_module("dask.config").get("distributed.worker.memory.pause"), {}
+    for address, about in client.scheduler_info(n_workers=-1)["workers"].items():
+        metrics = about["metrics"]
+        taken = metrics.get("memory", 0) - metrics.get("managed_bytes", 0)  # Dask writes these to disk
+        rooms[address] = room_of(about["memory_limit"], pause, taken)
+    best = max(rooms, key=lambda each: (rooms[each], each), default=None)
+    if best is None:
+        raise LostError(f"the Dask cluster has no worker any more; start some, and call {name} again.")
+    if rooms[best] < math.inf:
+        hints = ["a worker with more memory", "partial_fit, which takes block after block", "fewer rows"]
         need = {"rows": n_bytes, "rows in one piece": n_bytes}
-        check_memory(need, available=limits[address], hints=hints, what=f"{name}, on one worker,")
-    return address
+        check_memory(need, available=int(rooms[best]), hints=hints, what=f"{name}, on one worker,")
+    return str(best)
 
 
-def _memory_limits(dask_scheduler: Any) -> dict[str, int]:
-    return {address: int(worker.memory_limit or 0) for address, worker in dask_scheduler.workers.items()}
+Fitted = tuple[Classifier, list[tuple[type[Warning], str]]]  # and its warnings
 
 
 def fit_parts(
@@ -348,40 +428,62 @@ def fit_parts(
     held_out: list[Part],
     label_column: str | None,
     options: Mapping[str, Any],
-) -> tuple[Classifier, list[tuple[type[Warning], str]]]:
+    topic: str,
+) -> Fitted:
     """Fit an estimator on the worker of this task, with the others; return it, and the warnings."""
     distributed = import_module("distributed")
+    worker = distributed.get_worker()
     X, y, weight = join_parts(rows)
     y = y if label_column is None else label_column
     eval_set = join_parts(held_out)[:2] if held_out else None
+    key = worker.get_current_task()
     with (
         distributed.worker_client() as client,
-        use_executor(DaskExecutor(client)),
-        _resources_of(local, distributed.get_worker()),
-        warnings.catch_warnings(record=True) as caught,
+        use_executor(DaskExecutor(client, worker, key)),
+        _resources_of(local, worker, topic) as caught,
     ):
-        warnings.simplefilter("always")
         local.fit(X, y, weight, eval_set=eval_set, **options)
-    told: list[tuple[type[Warning], str]] = [
-        (each.category, str(each.message)) for each in caught if issubclass(each.category, UserWarning)
-    ]
+    return local, caught
+
+
+def train_more(
+    before: Fitted, part: Part, label_column: str | None, options: Mapping[str, Any], topic: str
+) -> Fitted:
+    """Train an estimator on one more part; return it, and all warnings."""
+    local, told = before
+    X, y, weight = part.take_out()
+    if len_of(X) > 0:
+        y = y if label_column is None else label_column
+        with _resources_of(local, import_module("distributed").get_worker(), topic) as caught:
+            local.partial_fit(X, y, sample_weight=weight, **options)
+        told = [*told, *(each for each in caught if each not in told)]
     return local, told
 
 
 @contextmanager
-def _resources_of(local: Any, worker: Any) -> Iterator[None]:
-    """Let a fit take the threads and the memory of a worker, where the parameters do not say."""
+def _resources_of(local: Any, worker: Any, topic: str) -> Iterator[list[tuple[type[Warning], str]]]:
+    """Let a fit take the threads and the memory of a worker, where the parameters do not say.
+
+    What it prints goes to the client, and its warnings into the list.
+    """
     if isinstance(local, TextClassifier) and local.classifier is None:
         local.classifier = ExtremeClassifier()
     given: Any = local.classifier if isinstance(local, TextClassifier) else local
-    before = given.n_jobs, given.memory_limit
-    limit = worker.memory_manager.memory_limit
+    before, manager = (given.n_jobs, given.memory_limit), worker.memory_manager
+    room = room_of(manager.memory_limit, manager.memory_pause_fraction, psutil.Process().memory_info().rss)
     if given.n_jobs is None:
         given.n_jobs = worker.state.nthreads
-    if given.memory_limit is None and limit:
-        given.memory_limit = max(1, limit - psutil.Process().memory_info().rss)
+    if given.memory_limit is None and room < math.inf:
+        given.memory_limit = int(room)
+    terminal: Any = Terminal(worker, topic)
+    told: list[tuple[type[Warning], str]] = []
+    token = stream_of_fits.set(terminal)
     try:
-        yield
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            yield told
     finally:
+        stream_of_fits.reset(token)
         for each in (given, vars(local).get("classifier_", given)):
             each.n_jobs, each.memory_limit = before
+    told += [(each.category, str(each.message)) for each in caught if issubclass(each.category, UserWarning)]

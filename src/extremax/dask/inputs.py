@@ -8,26 +8,40 @@ from __future__ import annotations
 import itertools
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from scipy import sparse
 
-from extremax.dask.executor import make_key
+from extremax.dask.executor import LostError, make_key
 from extremax.data import load_dataset
 
 _KINDS = {"U": "strings", "T": "strings", "O": "objects", "S": "bytes", "b": "booleans"}
 
 
-class Part(NamedTuple):
+@dataclass
+class Part:
     """Consecutive rows, their labels and their weights; labels and weights may be None."""
 
     X: Any
     y: Any = None
     weight: Any = None
+
+    def __sizeof__(self) -> int:
+        """Return about how many bytes it takes, by which Dask writes data to disk in time."""
+        return sum(map(_bytes_of, (self.X, self.y, self.weight)))
+
+    def take_out(self) -> tuple[Any, Any, Any]:
+        """Return rows, labels and weights, and keep none: the worker holds the part as long as the task."""
+        if self.X is None:
+            raise LostError("the rows of a part are with a worker that has left; call fit once more.")
+        found = self.X, self.y, self.weight
+        self.X = self.y = self.weight = None
+        return found
 
 
 def is_collection(X: Any) -> bool:
@@ -45,28 +59,37 @@ def is_bag(X: Any) -> bool:
     return isinstance(X, import_module("dask.bag").Bag)
 
 
+def is_spread(X: Any) -> bool:
+    """Whether workers read the rows: of a collection, a file or a folder."""
+    return isinstance(X, str | os.PathLike) or is_collection(X)
+
+
 def submit_parts(client: Any, X: Any, y: Any, weight: Any, name: str) -> list[Any]:
     """Return futures of the parts of some rows."""
-    if isinstance(X, str | os.PathLike):
+    if is_spread(X):
+        futures: list[Any] = client.compute(delay_parts(X, y, weight))
+        return futures
+    if is_collection(y) or is_collection(weight):
+        raise TypeError(
+            f"X is a {type(X).__name__}, and y or sample_weight a Dask collection; {name} takes both from"
+            " Dask or both from memory."
+        )
+    found: list[Any] = client.scatter([Part(X, y, weight)], hash=False)
+    return found
+
+
+def delay_parts(X: Any, y: Any, weight: Any) -> list[Any]:
+    """Return the parts of rows that workers read, as delayed objects."""
+    delayed = import_module("dask").delayed
+    if not is_collection(X):
         if y is not None or weight is not None:
             raise ValueError("X is a path, whose files hold the labels; leave y and sample_weight out.")
-        return [
-            client.submit(read_file, path, key=make_key("read-file"), pure=False) for path in list_files(X)
-        ]
-    if not is_collection(X):
-        if is_collection(y) or is_collection(weight):
-            raise TypeError(
-                f"X is a {type(X).__name__}, and y or sample_weight a Dask collection; {name} takes both from"
-                " Dask or both from memory."
-            )
-        found: list[Any] = client.scatter([Part(X, y, weight)], hash=False)
-        return found
+        read = delayed(read_file, pure=False)
+        return [read(path, dask_key_name=make_key("read-file")) for path in list_files(X)]
     rows = split_rows(X)
     columns = [rows, _split_like(y, X, rows, "y"), _split_like(weight, X, rows, "sample_weight")]
-    read = import_module("dask").delayed(make_part, pure=False)
-    tasks = [read(*part, dask_key_name=make_key("read-part")) for part in zip(*columns, strict=True)]
-    futures: list[Any] = client.compute(tasks)
-    return futures
+    read = delayed(make_part, pure=False)
+    return [read(*part, dask_key_name=make_key("read-part")) for part in zip(*columns, strict=True)]
 
 
 def split_rows(X: Any, name: str = "X") -> list[Any]:
@@ -149,7 +172,18 @@ def _flat(values: Any) -> Any:
 
 def count_bytes(part: Part) -> int:
     """Return about how many bytes a part takes."""
-    return sum(map(_bytes_of, part))
+    return part.__sizeof__()
+
+
+def labels_of(part: Part, column: str | None) -> Any:
+    """Return the distinct labels of a part; None where they are numbers of columns."""
+    y = part.y if column is None else part.X[column]
+    if y is None or sparse.issparse(y) or getattr(y, "ndim", 1) > 1:
+        return None
+    found: set[Any] = set()
+    for label in y:
+        found.update([label] if isinstance(label, str) or not isinstance(label, Iterable) else label)
+    return sorted(found)
 
 
 def _bytes_of(values: Any) -> int:
@@ -162,18 +196,17 @@ def _bytes_of(values: Any) -> int:
     return int(getattr(values, "nbytes", 0))
 
 
-def join_parts(parts: Sequence[Part]) -> Part:
-    """Return consecutive parts as one."""
-    if len(parts) == 1:
-        return parts[0]
-    return Part(*(join([part[i] for part in parts], name) for i, name in enumerate(("X", "y", "weight"))))
+def join_parts(parts: list[Part]) -> tuple[Any, Any, Any]:
+    """Return rows, labels and weights of consecutive parts in one piece; the parts are empty afterwards."""
+    X, y, weight = zip(*(part.take_out() for part in parts), strict=True)
+    return join(X, "X"), join(y, "y"), join(weight, "weight")
 
 
-def join(blocks: list[Any], name: str) -> Any:
+def join(blocks: Sequence[Any], name: str) -> Any:
     """Return blocks of rows, labels or weights as one; blocks of several kinds are refused."""
     first = blocks[0]
-    if first is None:
-        return None
+    if first is None or len(blocks) == 1:
+        return first
     full = [block for block in blocks if len_of(block)] or blocks[:1]  # what a filter left empty has no type
     kinds = [_kind_of(block) for block in full]
     other = next((i for i, kind in enumerate(kinds) if kind != kinds[0]), None)
@@ -199,7 +232,7 @@ def len_of(block: Any) -> int:
     return int(block.shape[0]) if hasattr(block, "shape") else len(block)
 
 
-def _require_one_width(blocks: list[Any], name: str) -> None:
+def _require_one_width(blocks: Sequence[Any], name: str) -> None:
     widths = {block.shape[1] for block in blocks}
     if len(widths) > 1:
         few, *_, many = sorted(widths)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import shutil
 import sys
 import time
+from contextvars import ContextVar
 from datetime import timedelta
 from typing import TextIO
 
 _REFRESH_SECONDS = 0.2
 # A log file gets its line so long after a phase has begun: by then one can tell how long it will take.
 _LOG_SECONDS, _LOG_FRACTION, _MOST_LOG_SECONDS = 10.0, 0.05, 60.0
+stream_of_fits: ContextVar[TextIO | None] = ContextVar("extremax_stream", default=None)
 
 
 def format_seconds(seconds: float) -> str:
@@ -26,11 +28,11 @@ class ProgressLine:
     verbose
         0 is silent, 1 shows progress and the lines given to `log`.
     stream
-        Stream to write to; standard error unless given.
+        Stream to write to; that of `stream_of_fits`, or standard error, unless given.
     """
 
     def __init__(self, verbose: int, stream: TextIO | None = None) -> None:
-        self.stream = stream if stream is not None else sys.stderr
+        self.stream = stream or stream_of_fits.get() or sys.stderr
         self.enabled = verbose > 0
         self._in_terminal = self.enabled and self.stream.isatty()
         self._drawn = 0.0
