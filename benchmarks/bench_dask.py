@@ -7,7 +7,9 @@ A set with ":text" is fitted as texts, others as dense features.  Rows are in me
 sides, and kernels are loaded by a fit on a few rows.  Processor seconds of the cluster are those of client,
 scheduler and workers together; its start, imports included, is not among them.  "moved" are the bytes that
 workers sent to one another, in all and by phase, "peak" is the largest memory of any worker, and "overhead"
-is the ratio of processor seconds to those of one process with one thread.
+is the ratio of processor seconds to those of one process with one thread.  "at rest" are the seconds that the
+same processes take in the same time without any work: on a machine that is busy with other things, they are
+most of the overhead.
 """
 
 from __future__ import annotations
@@ -28,12 +30,20 @@ from extremax.dask import DaskExtremeClassifier, DaskTextClassifier
 from timing import count, machine, make_parser, write_rows
 
 NAME = "bench_dask"
-_WARM_ROWS = 4000
+_WARM_ROWS, _REST_SECONDS = 4000, 4.0
 _KINDS = {True: (TextClassifier, DaskTextClassifier), False: (ExtremeClassifier, DaskExtremeClassifier)}
 
 
-def load(name: str, tiny: bool) -> tuple[Any, Any, bool]:
-    """Return training rows or texts, their labels, and whether they are texts."""
+def load(name: str, tiny: bool, n_rows: int | None) -> tuple[Any, Any, bool]:
+    """Return training rows or texts, their labels, and whether they are texts; of `n_rows` at random."""
+    X, y, is_text = load_all(name, tiny)
+    if n_rows is not None and n_rows < len(X):
+        some = np.sort(np.random.default_rng(0).permutation(len(X))[:n_rows])
+        X, y = [X[i] for i in some] if is_text else X[some], y[some]
+    return X, y, is_text
+
+
+def load_all(name: str, tiny: bool) -> tuple[Any, Any, bool]:
     import benchmark_data
 
     name, _, kind = name.partition(":")
@@ -113,6 +123,9 @@ def time_cluster(
         Client(cluster) as client,
     ):
         make(kind, None, client=client).fit(X[:_WARM_ROWS], y[:_WARM_ROWS])
+        rested = cluster_seconds(client)
+        time.sleep(_REST_SECONDS)
+        rest = (cluster_seconds(client) - rested) / _REST_SECONDS
         began, processor = time.perf_counter(), cluster_seconds(client)
         before = total_sent(client)
         clf = make(kind, None, client=client).fit(X, y)
@@ -121,6 +134,7 @@ def time_cluster(
         return {
             "wall s": wall,
             "processor s": processor,
+            "at rest s": rest * wall,
             "moved MB": sum(sent.values()) / 1e6,
             "by phase": ", ".join(f"{phase} {n / 1e6:.0f}" for phase, n in sent.most_common()),
             "peak MB": max(client.run(peak_memory).values()) / 1e6,
@@ -132,11 +146,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = make_parser(__doc__)
     parser.add_argument("--data", nargs="*", default=["icd10cm:text", "eurlex57k"])
     parser.add_argument("--workers", type=int, nargs="*", default=[1, 2])
+    parser.add_argument("--rows", type=int, help="so many random training rows")
     parser.add_argument("--memory", default="auto", help="memory limit of a worker")
     args = parser.parse_args(argv)
     print(machine())
     for name in args.data:
-        X, y, is_text = load(name, args.tiny)
+        X, y, is_text = load(name, args.tiny, args.rows)
         alone, on_dask = _KINDS[is_text]
         local, figures = time_local(X, y, alone)
         load_before = {"load": f"{os.getloadavg()[0]:.1f}"}
