@@ -98,9 +98,12 @@ def wait_for(client: Any, future: Any, name: str, *, gather: bool = False) -> An
                 found = list(client.scheduler_info(n_workers=-1)["workers"].values())
                 seen = time.monotonic() if any(map(_is_at_work, found)) else seen
                 if time.monotonic() - seen > _PATIENCE:
-                    what = "paused all its workers, which have no memory left," if found else "had no worker"
+                    is_full = any(worker["status"] == "paused" for worker in found)
+                    what = (
+                        "paused all its workers, which have no memory left," if is_full else "had no worker"
+                    )
                     raise RuntimeError(
-                        f"the Dask cluster has {what} for {_PATIENCE:.0f} seconds; start more, and call"
+                        f"the Dask cluster has {what} for {_PATIENCE:.0f} seconds; start some, and call"
                         f" {name} again."
                     ) from None
         if future.status == "error":
