@@ -504,7 +504,8 @@ def test_a_cluster_that_is_gone_ends_in_a_sentence(monkeypatch) -> None:
 def test_what_does_not_fit_is_refused_with_numbers(client, problem) -> None:
     class Small:
         def scheduler_info(self, n_workers):
-            taken = {"memory": 5 << 20, "managed_bytes": 4 << 20}  # Dask pauses a worker at four fifths
+            # Dask pauses a worker at four fifths; of what it manages, as much again is on disk
+            taken = {"memory": 5 << 20, "managed_bytes": 8 << 20, "spilled_bytes": {"memory": 4 << 20}}
             return {"workers": {a: {"memory_limit": n << 20, "metrics": taken} for a, n in limits.items()}}
 
     limits = {"tcp://a": 4, "tcp://b": 5}

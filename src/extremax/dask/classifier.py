@@ -407,7 +407,9 @@ def _require_room(client: Any, n_bytes: int, name: str) -> str:
     pause, rooms = import_module("dask.config").get("distributed.worker.memory.pause"), {}
     for address, about in client.scheduler_info(n_workers=-1)["workers"].items():
         metrics = about["metrics"]
-        taken = metrics.get("memory", 0) - metrics.get("managed_bytes", 0)  # Dask writes these to disk
+        # Dask writes to disk what it manages, where it has not done so already
+        moves = metrics.get("managed_bytes", 0) - metrics.get("spilled_bytes", {}).get("memory", 0)
+        taken = max(0, metrics.get("memory", 0) - max(0, moves))
         rooms[address] = room_of(about["memory_limit"], pause, taken)
     best = max(rooms, key=lambda each: (rooms[each], each), default=None)
     if best is None:
