@@ -91,7 +91,7 @@ class ClassSums:
         """Return the sums over both sets of rows."""
         matrix = (self.matrix + other.matrix).tocsc()
         matrix.sort_indices()
-        matrix.indptr = matrix.indptr.astype(np.int64)
+        matrix.indptr, matrix.indices = matrix.indptr.astype(np.int64), matrix.indices.astype(np.int32)
         return ClassSums(matrix, self.counts + other.counts)
 
     def take(self, index: Int64) -> ClassSums:
