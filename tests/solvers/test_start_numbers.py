@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from scipy import sparse
 
 from extremax.examples import Examples
+from extremax.kernels.postings import Postings
 from extremax.kernels.row_updates import CSRRows
 from extremax.scores.sparse import csr_rows
 from extremax.solvers.sparse import start
@@ -80,3 +82,27 @@ def test_smoothings_are_compared_by_candidates_of_their_own(monkeypatch):
 def test_long_rows_are_sampled_less(entries, expected):
     rows = CSRRows(np.zeros(3 * entries, np.float32), np.zeros(3 * entries, np.int32), np.arange(4) * entries)
     assert sample_sizes(rows, SparseConfig()) == expected
+
+
+@pytest.mark.reference
+@pytest.mark.parametrize("some", [False, True])
+@pytest.mark.parametrize("threshold", [0.0, 0.05])
+def test_start_made_by_blocks_is_the_start_beside_other_weights(monkeypatch, some, threshold):
+    X, y = word_rows(600, 40, 300, topic=0.5)
+    arrays = ClassSums.of(Examples(X, y), 40, 300).arrays
+    numbers = start._initial_numbers(2.0, (100, 205), SparseConfig())
+    rng = np.random.default_rng(0)
+    n_buckets = len(numbers.log_weights)
+    numbers = numbers._replace(log_weights=rng.random(n_buckets), cosine_weights=rng.random(n_buckets))
+    features = np.flatnonzero(rng.random(300) < 0.3) if some else None
+    other = start.by_columns(sparse.random(40, 300, 0.1, random_state=0, dtype=np.float32))
+    mean = rng.random(300).astype(np.float32)
+    linear = Postings(other.indptr, other.indices, other.data), 0.5
+    monkeypatch.setattr(start, "_FEATURES_PER_TASK", 7)
+    found = start.join_start(arrays, numbers, (mean, threshold), 2, linear, features=features)
+    whole = make_start(arrays, numbers, 1, features)
+    table = whole.to_matrix().toarray() + 0.5 * other.toarray()
+    table[np.abs(table) * mean < threshold] = 0.0
+    np.testing.assert_allclose(found.to_matrix().toarray(), table, atol=1e-5)
+    np.testing.assert_array_equal(found.biases, whole.biases)
+    assert 0 < len(found.postings.values) == np.count_nonzero(table)
