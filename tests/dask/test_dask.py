@@ -47,7 +47,7 @@ def cluster(request):
 
 def start_cluster(n_workers, processes):
     if processes:  # on a busy machine they take long to start, and Dask gives up what does not answer
-        dask.config.set({f"distributed.comm.timeouts.{name}": "10 min" for name in ("connect", "tcp")})
+        dask.config.set({f"distributed.comm.timeouts.{name}": "600 s" for name in ("connect", "tcp")})
     return distributed.LocalCluster(
         n_workers=n_workers,
         processes=processes,
