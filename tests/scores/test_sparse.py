@@ -209,6 +209,22 @@ def test_a_dense_part_that_does_not_fit_is_refused(part):
         SparseWeights.from_state(State(header, arrays))
 
 
+@pytest.mark.identity
+def test_taken_classes_keep_their_scores_and_their_size(case):
+    index = np.array([7, 0, 4, 2])
+    found = case.weights.take(index)
+    rows, labels = np.arange(N_ROWS), np.tile(index.astype(np.int32), (N_ROWS, 1))
+    places = np.tile(np.arange(4, dtype=np.int32), (N_ROWS, 1))
+    expected = case.weights.score_pairs(case.X, rows, labels, 1)
+    np.testing.assert_array_equal(found.score_pairs(case.X, rows, places, 1), expected)
+    for kept, given in zip(found.postings, case.weights.postings, strict=True):
+        assert kept.dtype == given.dtype
+    steps = found.postings.steps
+    assert (
+        steps[np.diff(found.postings.offsets)[: len(steps)] == 0] == 1.0
+    ).all()  # nothing of other classes
+
+
 @pytest.mark.error
 def test_a_matrix_that_does_not_fit_is_not_unpacked():
     n = 1 << 17

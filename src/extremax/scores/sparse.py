@@ -579,16 +579,24 @@ class SparseWeights:
 
     def to_matrix(self) -> sparse.csc_matrix:
         """Return the weights as a sparse matrix (n_classes, n_columns); it shares memory if not packed."""
+        return self._matrix(_unpacked(self.postings))
+
+    def _matrix(self, values: NDArray[Any]) -> sparse.csc_matrix:
         shape = (self.n_classes, len(self.postings.offsets) - 1)
-        matrix = sparse.csc_matrix(shape, dtype=np.float32)
-        matrix.indptr, matrix.data = self.postings.offsets, _unpacked(self.postings)
+        matrix = sparse.csc_matrix(shape, dtype=values.dtype)
+        matrix.indptr, matrix.data = self.postings.offsets, values
         matrix.indices = self.postings.classes.astype(np.int32, copy=False)
         return matrix
 
     def take(self, index: Int64) -> SparseWeights:
-        """Return the weights of some classes, in a given order."""
-        return SparseWeights.from_matrix(
-            self.to_matrix().tocsr()[index],
+        """Return the weights of some classes, in a given order; packed ones stay packed, bit for bit."""
+        matrix = self._matrix(self.postings.values).tocsr()[index].tocsc()
+        offsets, steps, kind = matrix.indptr.astype(np.int64), self.postings.steps, np.int32
+        if len(steps):
+            # a step that no class needs any more would tell a weight of a removed class
+            steps, kind = np.where(np.diff(offsets), steps, np.float32(1.0)), packed_kinds(len(index))[0]
+        return SparseWeights(
+            Postings(offsets, matrix.indices.astype(kind, copy=False), matrix.data, steps),
             self.biases[index],
             self.length_biases[index],
             None if self.dense is None else self.dense.take(index),
