@@ -316,7 +316,7 @@ class TextClassifier(Classifier):
             return features
         encoder, report = self._find_encoder(), ProgressLine(int(self.classifier_.verbose))
         if isinstance(encoder, MiniLM):
-            embeddings = encoder.encode(texts, report)
+            embeddings = encoder.encode(texts, report, self.classifier_.n_jobs)
         else:
             embeddings = _encode(encoder, texts)
         return embeddings if self.features_ is None else (features, embeddings)

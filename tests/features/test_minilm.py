@@ -8,6 +8,7 @@ import pytest
 from extremax import ExtremeClassifier, TextClassifier, load_model
 from extremax.features import minilm
 from extremax.features.minilm import MiniLM
+from extremax.runtime.threads import run
 
 WORDS = ["the", "dog", "bit", "##ten", "by", "a", "cat", ",", "fa", "##ll", "##s", "cafe", "犬"]
 TEXTS = ["The dog, bitten by a CAT", "falls", "café unknownword 犬犬", "", "falls", "a a a a a a the the"]
@@ -52,3 +53,19 @@ def test_one_word_is_enough(folder, tmp_path, monkeypatch):
     clf.save(tmp_path / "model")
     again = load_model(tmp_path / "model")  # needs no other word: the name is that of a package
     np.testing.assert_array_equal(again.predict_proba(TEXTS), clf.predict_proba(TEXTS))
+
+
+def test_threads_are_those_of_the_classifier(folder, monkeypatch):
+    used = []
+
+    def spy(task, n_tasks, n_threads):
+        used.append(n_threads)
+        run(task, n_tasks, n_threads)
+
+    monkeypatch.setattr(minilm, "_find_folder", lambda: folder)
+    monkeypatch.setattr(minilm, "run", spy)
+    texts, labels = ["the dog falls", "a cat bit the dog"] * 20, ["fall", "bite"] * 20
+    clf = TextClassifier(ExtremeClassifier(random_state=0, n_jobs=3), encoder="minilm").fit(texts, labels)
+    clf.predict(TEXTS)
+    assert len(used) >= 2
+    assert set(used) == {3}

@@ -44,7 +44,9 @@ class MiniLM:
         words = (folder / "vocab.txt").read_text(encoding="utf-8").split("\n")
         self.numbers = {word: i for i, word in enumerate(words) if word}
 
-    def encode(self, texts: Sequence[str], progress: ProgressLine | None = None) -> Float32:
+    def encode(
+        self, texts: Sequence[str], progress: ProgressLine | None = None, n_jobs: int | None = None
+    ) -> Float32:
         """Return the embeddings of texts, (n_texts, 384); repeated texts are encoded once."""
         known: dict[str, int] = {}
         place = np.array([known.setdefault(text, len(known)) for text in texts], np.int64)
@@ -67,7 +69,7 @@ class MiniLM:
                 progress.update("embeddings", done, len(tokens), began, unit="texts")
 
         with one_blas_thread():
-            run(work, len(batches), resolve_threads(None))
+            run(work, len(batches), resolve_threads(n_jobs))
         if progress is not None:
             progress.close()
         return found[place]
