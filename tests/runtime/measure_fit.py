@@ -77,7 +77,8 @@ def make(kind: str, size: float) -> Problem:
     # One pass of everything that takes passes: the memory is that of many.
     ExtremeClassifier._numbers = replace_numbers(DEFAULTS, sparse={"passes": 1, "bilinear_epochs": 1})
     if kind.startswith("text"):
-        n_classes = {"text_few": 40, "text_many": 25_000}[kind]
+        n_classes = 25_000 if kind == "text_many" else 40
+        options["n_jobs"] = 12 if kind == "text_threads" else 2
         return Problem(*texts(int(24_000 * size), n_classes), TextClassifier(ExtremeClassifier(**options)))
     if kind in ("csr", "pair"):
         X, y = words(n, 200, 30_000)

@@ -326,6 +326,11 @@ class SparseTrainer(TrainerBase):
         need += 208 * (1 + len(self.config.layout.groups)) * start_pairs * start_classes
         if problem.n_entries is None:
             need += 12 * entries  # packed
+        # each thread copies the rows of a class: all of them where classes are few
+        share, n_features = min(1.0, 2.0 * (1 + n_slots) / n_classes), problem.n_features
+        copied = int(share * entries)
+        local = 8 * copied + int(44 * share * n_rows) + 20 * min(copied, n_features) + 4 * n_features
+        need += self.context.n_threads * local
         # candidates, and weights by class and by feature: about as many as entries of the class sums
         return need + 24 * n_slots * n_rows + 24 * own
 
