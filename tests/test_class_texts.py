@@ -121,6 +121,15 @@ def test_texts_that_rows_contradict_are_left_out():
     assert len(Examples(X.toarray(), y).with_class_texts(of_texts, kinds, 0.5, 0).y) == 17  # of no columns
 
 
+@pytest.mark.planted
+def test_a_few_contradictions_leave_a_kind_of_texts_trusted():
+    """One text of eleven is a row of another class: it is left out, and no other."""
+    X = sparse.csr_matrix(np.eye(13, dtype=np.float32)[[0, 1, 0, *range(2, 12)]])
+    y, of_texts = np.array([0, 1], np.int32), np.array([1] + 5 * [0, 1], np.int32)
+    found = Examples(X, y).with_class_texts(of_texts, np.zeros(11, np.int32), 0.5, 13)
+    assert found.rows[2:].tolist() == list(range(3, 13))
+
+
 def test_texts_of_several_labels_a_row():
     rows = [["fall"], ["fall", "home"], ["bite"], ["bite", "home"]] * 5
     clf = TextClassifier(ExtremeClassifier(random_state=0)).fit(TEXTS, rows, class_texts=NAMES)

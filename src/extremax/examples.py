@@ -20,6 +20,10 @@ from extremax.types import Bool, Features, Float32, Int32, Int64
 if TYPE_CHECKING:
     from extremax.features.scaling import LargeColumns
 
+# of the texts of a kind, which may be rows of other classes: that of library titles that equal a subject is
+# 0.001, that of names of diagnoses 0.6
+_MOST_CONTRADICTED = 0.1
+
 
 @dataclass(frozen=True)
 class FeatureLayout:
@@ -129,18 +133,19 @@ class Examples:
         """Return the pairs together with the last rows of X, which are texts of the classes y.
 
         `weight` is theirs, in that of a mean pair of the other rows. A text that is also a row of another
-        class is left out; so are all texts of a kind of which this is true more often than not, but for
-        classes without a row. Where there are such classes, those of a single row keep their texts too: held
-        out, it tells how probable a class without a row is. Rows are compared by their first `n_sparse`
-        columns.
+        class is left out. So are all texts of a kind of which this is true for more than a tenth, and more
+        often than not, but for classes without a row. Where there are such classes, those of a single row
+        keep their texts too: held out, it tells how probable a class without a row is. Rows are compared by
+        their first `n_sparse` columns.
         """
         first = self.n_rows - len(y)
         usual = float(self.pair_weight.mean(dtype=np.float64)) if self.n_pairs else 1.0
         rows = np.arange(first, self.n_rows)
         n_rows_of = np.bincount(self.y, minlength=int(y.max(initial=-1)) + 1)[y]
         is_row, agrees = self._find_rows(rows, y, n_sparse)
-        trusted = 2 * np.bincount(kinds, weights=agrees) >= np.bincount(kinds, weights=is_row)
-        kept = trusted[kinds] & ~(is_row & ~agrees)
+        n_texts, n_rows, n_agree = (np.bincount(kinds, weights=w) for w in (None, is_row, agrees))
+        distrusted = n_rows - n_agree > np.maximum(n_agree, _MOST_CONTRADICTED * n_texts)
+        kept = ~distrusted[kinds] & ~(is_row & ~agrees)
         kept |= n_rows_of <= int((n_rows_of == 0).any())
         weights = np.concatenate([self.pair_weight, np.full(int(kept.sum()), weight * usual, np.float32)])
         both = np.concatenate([self.rows, rows[kept]])
