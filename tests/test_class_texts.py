@@ -122,6 +122,30 @@ def test_texts_that_rows_contradict_are_left_out():
 
 
 @pytest.mark.planted
+def test_rows_that_name_their_label_give_weight_to_names():
+    """Titles have a word of the name of each of their labels, and words that say nothing."""
+    rng = np.random.default_rng(0)
+    words = np.array(["".join(rng.choice(list("abcdefghijklmnop"), 7)) for _ in range(1500)])
+    names = {f"c{i}": " ".join(words[2 * i : 2 * i + 2]) for i in range(300)}
+    labels = [rng.choice(300, 2, replace=False) for _ in range(1100)]
+    texts = [
+        " ".join([*words[2 * of + rng.integers(2, size=2)], *rng.choice(words[600:], 4)]) for of in labels
+    ]
+    y = [[f"c{i}" for i in of] for of in labels]
+    parameters = {"random_state": 0, "n_jobs": 1}
+    with_names = TextClassifier(ExtremeClassifier(**parameters)).fit(texts[:800], y[:800], class_texts=names)
+    without = TextClassifier(ExtremeClassifier(**parameters)).fit(texts[:800], y[:800])
+    assert with_names.choices_["mix"]["names"] > 1.0
+    hits = [
+        np.mean(
+            [best in of for (best,), of in zip(clf.predict_topk(texts[800:], 1)[0], y[800:], strict=True)]
+        )
+        for clf in (with_names, without)
+    ]
+    assert hits[0] > hits[1] + 0.02, hits
+
+
+@pytest.mark.planted
 def test_a_few_contradictions_leave_a_kind_of_texts_trusted():
     """One text of eleven is a row of another class: it is left out, and no other."""
     X = sparse.csr_matrix(np.eye(13, dtype=np.float32)[[0, 1, 0, *range(2, 12)]])

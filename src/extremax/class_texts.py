@@ -6,7 +6,7 @@ be held out where the class has a text, so that the held-out rows have as many r
 training row as new rows will (Good and Turing), and calibrate the probabilities of such classes as well.
 
 A name need not be worded like the rows of its class: that of a diagnosis may be a row of the diagnosis above.
-Texts that are also rows tell (`Examples.with_class_texts`): where most of a kind have another label as rows,
+Texts that are also rows tell (`Examples.with_class_texts`): where many of a kind have another label as rows,
 texts of this kind are for labels without a row alone.
 """
 

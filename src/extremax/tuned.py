@@ -230,7 +230,8 @@ class SparseConfig:
     max_prune_steps: int = 4  # ... so often at most
     prune_rows: int = 256  # held-out rows that tell what that costs
     min_held_out_pairs: int = 1000  # training pairs; with fewer, parts have the weights below
-    # weights of start, linear weights, similarity, dense columns and cosine, where no rows choose them
+    # weights of start, linear weights, similarity, dense columns and cosine, where no rows choose them; class
+    # texts have none then, beside their part in the start
     default_mix: tuple[float, ...] = (0.5, 0.6, 0.3, 0.3, 3.0)
     # of the cosine with the class mean: questions are not worded as training texts are
     min_centroid_weight: float = 6.0

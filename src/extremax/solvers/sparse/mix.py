@@ -18,7 +18,7 @@ from extremax.types import Float32, Float64, Int64
 
 _ROWS_PER_TASK, _TASK_SCORES = 32, 1 << 20
 _PENALTY = 1e-4  # of the squared distance from the first guess
-EXPERTS = ("start", "linear", "bilinear", "dense", "centroid")
+EXPERTS = ("start", "linear", "bilinear", "dense", "centroid", "names")
 
 
 def fit_mixture(
@@ -34,7 +34,7 @@ def fit_mixture(
         data = data.sample_rows(config.max_mix_rows)
     with one_blas_thread():
         phi, log_weight = _describe(list(experts.values()), data, config, context)
-        guess = dict(zip(EXPERTS, config.default_mix, strict=True))
+        guess = dict(zip(EXPERTS, config.default_mix, strict=False))
         theta = np.array([guess.get(name, 0.5) for name in experts])
         weight = data.pair_weight.astype(np.float64)
         objective = _Objective(phi, log_weight, weight, theta)

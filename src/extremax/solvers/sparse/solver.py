@@ -19,6 +19,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse
+from sklearn.preprocessing import normalize
 
 from extremax.examples import Examples
 from extremax.kernels.postings import Postings
@@ -123,6 +124,8 @@ class SparseTables:
         Weights of each class against the rows that it is plausible for, or None.
     bilinear, dense
         Dense experts, or None: the similarity that all classes share, and weights on dense columns.
+    names
+        The texts of each class, summed to unit length, or None: their cosine with a row.
     mix
         Weight of each expert in the scores.
     weights
@@ -139,6 +142,7 @@ class SparseTables:
     linear: Linear | None = None
     bilinear: Bilinear | None = None
     dense: Bilinear | None = None
+    names: Linear | None = None
     mix: dict[str, float] = field(default_factory=lambda: dict(_SUM))
     weights: SparseWeights | None = None
     found: Plausible | None = field(default=None, repr=False)
@@ -174,6 +178,8 @@ class SparseTables:
         experts: dict[str, Any] = {}
         if self.linear is not None:
             experts["linear"] = self.linear.plus(n, float(self.linear.biases.min(initial=0.0)))
+        if self.names is not None:
+            experts["names"] = self.names.plus(n)
         for name in ("bilinear", "dense"):
             dense: Bilinear | None = getattr(self, name)
             if dense is not None:
@@ -229,7 +235,7 @@ class SparseTables:
     def check_sizes(self, weights: SparseWeights) -> None:
         """Raise ModelFileError for parts that are not those of the weights of a model."""
         n_classes, n_sparse = weights.n_classes, len(weights.postings.offsets) - 1
-        for part in (self.sums, self.linear):
+        for part in (self.sums, self.linear, self.names):
             if part is not None and part.matrix.shape != (n_classes, n_sparse):
                 checks.reject(f"the training state has the shape {part.matrix.shape}")
         for dense in (self.bilinear, self.dense):
@@ -240,7 +246,7 @@ class SparseTables:
 
 # What follows from the rest, or from the rows of a call
 _NOT_MADE: dict[str, Any] = dict.fromkeys(("weights", "found", "duals", "more_biases"))
-_SAVED: dict[str, Any] = {"linear": Linear, "bilinear": Bilinear, "dense": Bilinear}
+_SAVED: dict[str, Any] = {"linear": Linear, "bilinear": Bilinear, "dense": Bilinear, "names": Linear}
 _OLDER = ("correction", "svm")
 
 
@@ -331,6 +337,8 @@ class SparseTrainer(TrainerBase):
         copied = int(share * entries)
         local = 8 * copied + int(44 * share * n_rows) + 20 * min(copied, n_features) + 4 * n_features
         need += self.context.n_threads * local
+        if data is not None and data.n_ordinary is not None:
+            need += 12 * own  # linear weights and those of class texts are added
         # candidates, and weights by class and by feature: about as many as entries of the class sums
         return need + 24 * n_slots * n_rows + 24 * own
 
@@ -413,11 +421,22 @@ class SparseTrainer(TrainerBase):
         numbers, likelihood = self._fit_numbers(arrays, rows, data)
         if likelihood == likelihood:
             log(f"start: leave-one-out log-likelihood {likelihood:.4f}, smoothing {numbers.smoothing:.3g}")
-        tables = SparseTables(sums, numbers, scale)
+        tables = SparseTables(sums, numbers, scale, names=self._names(data, n_classes))
         chosen: dict[str, Any] = {**self.accepted, "smoothing": numbers.smoothing}
         if likelihood == likelihood:
             chosen["start_log_likelihood"] = likelihood
         return TrainState(tables, 1.0, chosen=chosen)
+
+    def _names(self, data: Examples, n_classes: int) -> Linear | None:
+        """Return the sum of the texts of each class at unit length; None without class texts."""
+        if data.n_ordinary is None:
+            return None
+        X: Any = data.X
+        texts = data.take(data.rows >= data.n_ordinary)
+        ones = np.ones(texts.n_pairs, np.float32)
+        sums = sparse.csr_matrix((ones, (texts.y, texts.rows)), (n_classes, data.n_rows)) @ X
+        unit = normalize(sums[:, : X.shape[1] - self.config.layout.n_dense])
+        return Linear(by_columns(unit), np.zeros(n_classes, np.float32))
 
     def prepare(self, state: TrainState, data: Examples) -> Prepared:
         """Take new rows into the class sums."""
@@ -578,7 +597,7 @@ class SparseTrainer(TrainerBase):
 
     @property
     def _default_mix(self) -> dict[str, float]:
-        return dict(zip(EXPERTS, self.numbers.default_mix, strict=True))
+        return dict.fromkeys(EXPERTS, 0.0) | dict(zip(EXPERTS, self.numbers.default_mix, strict=False))
 
     def _is_similar(self, tables: SparseTables) -> bool:
         """Whether a similarity of rows and classes is affordable."""
@@ -787,6 +806,7 @@ class SparseTrainer(TrainerBase):
             "linear": tables.linear is not None,
             "bilinear": tables.bilinear is not None,
             "dense": tables.dense is not None,
+            "names": tables.names is not None,
             "centroid": self._has_cosine(tables),
         }
         return [name for name in EXPERTS if has[name]]
@@ -796,8 +816,8 @@ class SparseTrainer(TrainerBase):
         shape, n_dense = tables.sums.matrix.shape, self.config.layout.n_dense
         parts = {}
         for name in self._experts(tables):
-            if name == "linear" and tables.linear is not None:
-                parts[name] = _rescaled(tables.linear.weights, tables.scale)
+            if name in ("linear", "names"):
+                parts[name] = _rescaled(getattr(tables, name).weights, tables.scale)
             elif name in ("start", "centroid"):
                 numbers = mix_numbers(tables.numbers, float(name == "start"), float(name == "centroid"))
                 start = make_start(tables.sums.arrays, numbers, self.context.n_threads, features)
@@ -847,9 +867,17 @@ class SparseTrainer(TrainerBase):
         linear = None
         if tables.linear is not None and mix["linear"] > 0.0:
             linear = tables.linear.weights.postings, mix["linear"]
+        beside = linear
+        if tables.names is not None and mix["names"] > 0.0:
+            beside = tables.names.weights.postings, mix["names"]
+            if linear is not None:
+                beside = (
+                    add_postings(scaled_postings(*linear), scaled_postings(*beside), None, n_threads),
+                    1.0,
+                )
         kinds: Any = (np.int32, np.float32) if pruning is None else packed_kinds(n_classes)
         pruning = pruning or (np.ones(n_features, np.float32), 0.0)
-        weights = join_start(tables.sums.arrays, numbers, pruning, n_threads, linear, kinds, features)
+        weights = join_start(tables.sums.arrays, numbers, pruning, n_threads, beside, kinds, features)
         if linear is not None and tables.linear is not None:
             biases = weights.biases + np.float32(mix["linear"]) * tables.linear.biases
             weights = replace(weights, biases=biases)
