@@ -20,6 +20,7 @@ from extremax.solvers.base import Split
 from extremax.solvers.config import resolve
 from extremax.solvers.loop import Watcher
 from extremax.solvers.sparse import plausible, solver
+from extremax.solvers.sparse.mix import EXPERTS
 from extremax.solvers.sparse.plausible import fit_linear
 from extremax.solvers.sparse.start import ClassSums, make_start
 from extremax.storage.folder import load_folder, save_folder
@@ -660,7 +661,7 @@ def test_a_stream_learns_its_new_rows(data, test_rows):
     found = [likelihood(clf.partial_fit(X_new, moved), X_new, moved) for _ in range(3)]
     assert found[0] > before + 0.5
     assert found[2] > found[0]
-    assert tables_of(clf).mix == {"start": 1.0, "linear": 1.0, "bilinear": 0.0, "dense": 0.0, "centroid": 0.0}
+    assert tables_of(clf).mix == {**dict.fromkeys(EXPERTS, 0.0), "start": 1.0, "linear": 1.0}
 
 
 @pytest.mark.planted
@@ -716,7 +717,7 @@ def test_a_folder_of_older_code_has_its_correction_as_linear_weights():
     tables = clf.classifier_._fitted.state.tables
     assert tables.kind == "sparse"
     assert tables.mix["linear"] == 1.0
-    assert set(tables.mix) == {"start", "linear", "bilinear", "dense", "centroid"}
+    assert set(tables.mix) == set(EXPERTS)
     assert 0 < tables.linear.matrix.nnz <= len(stored)
     assert set(np.unique(tables.linear.matrix.data)) <= set(np.unique(stored))  # its weight was one
     assert set(tables.training_state().header["parts"]) == {"sums", "linear"}

@@ -19,7 +19,6 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse
-from sklearn.preprocessing import normalize
 
 from extremax.examples import Examples
 from extremax.kernels.postings import Postings
@@ -431,6 +430,8 @@ class SparseTrainer(TrainerBase):
         """Return the sum of the texts of each class at unit length; None without class texts."""
         if data.n_ordinary is None:
             return None
+        from sklearn.preprocessing import normalize  # imports rich, where it is installed
+
         X: Any = data.X
         texts = data.take(data.rows >= data.n_ordinary)
         ones = np.ones(texts.n_pairs, np.float32)
