@@ -147,10 +147,9 @@ class SparseConfig:
 
     # start
     bucket_edges: tuple[int, ...] = (2, 4, 16, 100, 1000)  # classes that have a feature
-    # a, in mean rows: first guesses, then a walk by ...; a value far away seems better than it is
-    smoothing: tuple[float, ...] = (0.01, 1.0)
+    smoothing: tuple[float, ...] = (0.01, 1.0, 100.0)  # a, in mean rows: first guesses, then a walk by ...
     smoothing_step: float = 3.0  # ... this factor while the likelihood rises ...
-    max_smoothing_steps: int = 4  # ... at most so often
+    max_smoothing_steps: int = 2  # ... at most so often
     sample_pairs: int = 1000  # leave-one-out pairs that fit the numbers of the start
     search_pairs: int = 200  # ... and those that choose the smoothing
     sample_entries: int = 200_000  # of the rows of these pairs; of longer rows there are fewer ...

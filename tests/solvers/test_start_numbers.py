@@ -57,6 +57,26 @@ def test_classes_of_about_equal_size_are_not_told_by_their_size(balanced):
     assert log_likelihood > unbounded_likelihood + 0.5
 
 
+def test_smoothings_are_compared_by_candidates_of_their_own(monkeypatch):
+    """Beside class texts, candidates of another smoothing can be worth half a nat too much."""
+    X, y = word_rows(600, 40, 300, topic=0.5)
+    data = Examples(X, y[:-50]).with_class_texts(y[-50:], np.zeros(50, np.int32), 0.2, 300)
+    fit, fitted = start._Fitter.fit, []
+
+    def record(self, pairs, smoothing, guess, **options):
+        value, numbers = fit(self, pairs, smoothing, guess, **options)
+        fitted.append((smoothing, guess.smoothing, value))
+        return value, numbers
+
+    monkeypatch.setattr(start._Fitter, "fit", record)
+    sums = ClassSums.of(data, 40, 300).arrays
+    found, _ = fit_numbers(sums, csr_rows(X), data, SparseConfig(), 0, 1)
+    last = {smoothing: (guess, value) for smoothing, guess, value in fitted[:-1]}
+    assert len(last) >= 3
+    assert all(guess == smoothing for smoothing, (guess, _) in last.items())
+    assert found.smoothing == max(last, key=lambda smoothing: last[smoothing][1])
+
+
 @pytest.mark.parametrize(("entries", "expected"), [(1, (1000, 200)), (200, (1000, 200)), (400, (500, 100)),
                                                    (10_000, (250, 50))])  # fmt: skip
 def test_long_rows_are_sampled_less(entries, expected):

@@ -406,9 +406,21 @@ class SparseTrainer(TrainerBase):
         some = slice(None, None, key_stride(len(X.indices)))
         return checksum_pairs(data.y, data.rows, X.indptr, X.indices[some], X.data[some])
 
-    def _fit_numbers(self, arrays: Sums, rows: CSRRows, data: Examples) -> tuple[Numbers, float]:
+    @property
+    def start_config(self) -> SparseConfig:
+        """The numbers that the start is fitted with."""
+        return self.numbers
+
+    def _config_of(self, data: Examples) -> SparseConfig:
+        """Return the numbers that the start is fitted with: class texts make a search on few pairs stray."""
+        config = self.start_config
+        return config if data.n_ordinary is None else replace(config, search_pairs=config.sample_pairs)
+
+    def _fit_numbers(
+        self, arrays: Sums, rows: CSRRows, data: Examples, config: SparseConfig
+    ) -> tuple[Numbers, float]:
         seed, groups = self.context.seed % 2**31, self.config.layout.groups
-        return fit_numbers(arrays, rows, data, self.numbers, seed, self.context.n_threads, groups)
+        return fit_numbers(arrays, rows, data, config, seed, self.context.n_threads, groups)
 
     def start(self, data: Examples, n_classes: int) -> TrainState:
         """Sum the rows of each class and fit the numbers of the start."""
@@ -417,7 +429,7 @@ class SparseTrainer(TrainerBase):
         n_features, scale = self.config.layout.n_sparse, self._find_scale(data)
         sums = self.class_sums(data, n_classes, n_features, scale)
         arrays, rows = sums.arrays, self._rows(data, scale)
-        numbers, likelihood = self._fit_numbers(arrays, rows, data)
+        numbers, likelihood = self._fit_numbers(arrays, rows, data, self._config_of(data))
         if likelihood == likelihood:
             log(f"start: leave-one-out log-likelihood {likelihood:.4f}, smoothing {numbers.smoothing:.3g}")
         tables = SparseTables(sums, numbers, scale, names=self._names(data, n_classes))
@@ -452,7 +464,7 @@ class SparseTrainer(TrainerBase):
         if key != state.pair_key and state.pair_key != 0:  # rows of another call of partial_fit
             new = self.class_sums(data, n_classes, n_features, tables.scale)
             tables.sums = tables.sums.plus(new)
-            tables.numbers, _ = self._fit_numbers(tables.sums.arrays, rows, data)
+            tables.numbers, _ = self._fit_numbers(tables.sums.arrays, rows, data, self.numbers)
             tables.weights, tables.found, tables.duals = None, None, None
         state.pair_key = key
         return Prepared(TrainingRows(data, rows, self.feature_mean(rows, n_features, data)))

@@ -274,6 +274,9 @@ def fit_numbers(
     def try_smoothing(a: float, guess: Numbers) -> float:
         if a not in tried:
             tried[a] = fitter.fit(pairs[:n_search], a, guess, tolerance=_ROUGH)
+            if data.n_ordinary is not None:
+                # by candidates of the guess, class texts made a value seem 0.4 nats better than it is
+                tried[a] = fitter.fit(pairs[:n_search], a, tried[a][1], tolerance=_ROUGH)
         return tried[a][0]
 
     guess = first
