@@ -359,6 +359,7 @@ def fit_in_background(clf, X, y):
         yield fit.result()
 
 
+@pytest.mark.slow
 @pytest.mark.invariance
 def test_a_worker_that_joins_takes_part(problem) -> None:
     X, labels = problem
@@ -374,6 +375,7 @@ def test_a_worker_that_joins_takes_part(problem) -> None:
         assert "extremax-training" in cluster.scheduler.task_prefixes
 
 
+@pytest.mark.slow
 @pytest.mark.invariance
 def test_a_worker_that_leaves_is_not_missed(problem) -> None:
     X, labels = problem
@@ -388,6 +390,7 @@ def test_a_worker_that_leaves_is_not_missed(problem) -> None:
         assert_same_model(next(steps), local)
 
 
+@pytest.mark.slow
 @pytest.mark.invariance
 def test_paused_workers_hold_nobody_up(problem, monkeypatch) -> None:
     monkeypatch.setattr(executor, "_LOOK_SECONDS", 0.2)

@@ -214,7 +214,9 @@ class DaskExecutor:
                 where, tasks, future = submitted[0]
                 while not self._is_done(future):
                     check(i / n_groups)
-                    if where not in (places := self._places(values) or [self.worker.address]):
+                    running = self._places(values)
+                    places = running or [self.worker.address]
+                    if where not in running:  # the worker of the fit may be paused, too
                         future.cancel()
                         break
                 submitted.popleft()
