@@ -409,6 +409,7 @@ def test_paused_workers_hold_nobody_up(problem, monkeypatch) -> None:
         assert_same_model(next(steps), local)
 
 
+@pytest.mark.slow
 @pytest.mark.error
 def test_workers_that_are_all_paused_are_named(monkeypatch) -> None:
     monkeypatch.setattr(executor, "_PATIENCE", 0.5)
@@ -440,6 +441,7 @@ def map_for_ever() -> None:
             ended.set()
 
 
+@pytest.mark.slow
 def test_a_fit_ends_with_the_client_that_wants_it() -> None:
     with start_cluster(2, processes=False) as cluster, distributed.Client(cluster) as client:
         task = client.submit(map_for_ever, pure=False)

@@ -488,7 +488,7 @@ class SparseTrainer(TrainerBase):
             self._fit_linear(_tables(state), prepared.training, state.n_epochs, job)
         state.n_epochs += 1
         known = state.chosen.get("start_log_likelihood")
-        return None if known is None else -float(known)
+        return -known if isinstance(known, float) else None
 
     def _fit_linear(self, tables: SparseTables, training: TrainingRows, n_rounds: int, job: Job) -> None:
         """Fit weights that stand alone; a second round adds what the first takes rows for."""
